@@ -6,6 +6,7 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import io
 import signal
 import sys
 import threading
@@ -120,11 +121,22 @@ def load_file(path: Path) -> ModuleType:
     # Registered before it runs, as dataclasses and pickle look their module up by name.
     sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
+        with _empty_stdin():
+            spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise
     return module
+
+
+@contextmanager
+def _empty_stdin() -> Iterator[None]:
+    """Make a module that reads standard input at its import fail; it would wait for an answer."""
+    before, sys.stdin = sys.stdin, io.StringIO()
+    try:
+        yield
+    finally:
+        sys.stdin = before
 
 
 def load_name(path: str) -> Any:
@@ -139,6 +151,10 @@ def load_name(path: str) -> Any:
 def find_name(path: str) -> ast.AST | None:
     """Return what binds the name of `file.py:name` or `module:name`, not imported, or raise `SourceError`."""
     source, _, name = path.rpartition(":")
+    owner, _, method = name.partition(".")
+    if source and owner.isidentifier() and method.isidentifier():
+        seen = f"{name} is a method, which needs an instance of {owner}"
+        raise SourceError(seen, f"name a function that calls it: `def {method}(…)` in {source}")
     if not source or not name.isidentifier():
         raise SourceError(
             f"should be file.py:name or module:name, not {path!r}", "name what is in the file"

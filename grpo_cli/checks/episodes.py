@@ -79,7 +79,9 @@ def check_episodes(recipe: Recipe, kinds: Kinds, preview: Preview | None) -> Ite
     if recipe.tools and not recipe.is_sampled:
         seen = "is for sampled completions, and with `dataset.kind: scored` nothing is sampled"
         yield Issue(seen, "remove it", "tools")
+    yield from _check_order(recipe)
     yield from _check_budget(recipe)
+    yield from _check_tries(recipe, kinds)
     yield from _check_time(recipe, kinds)
     yield from _check_style(recipe, preview)
     yield from _check_template(recipe)
@@ -109,6 +111,25 @@ def _may_call(recipe: Recipe, kinds: Kinds) -> bool:
     own = _environments(kinds)
     is_unread = len(recipe.environment) > len(own)
     return bool(recipe.tools or is_unread or any(each.tool_names() != [] for each in own))
+
+
+def _check_order(recipe: Recipe) -> Iterator[Issue]:
+    """Find environments after one that takes every row."""
+    conditions = [config.when for config in recipe.environment]
+    if None in conditions[:-1]:
+        first = conditions.index(None)
+        seen = f"is never used: environment.{first} has no `when`, and takes every row before it"
+        fix = f"give environment.{first} a `when`, or move it to the end"
+        yield Issue(seen, fix, f"environment.{first + 1}", level="warning")
+
+
+def _check_tries(recipe: Recipe, kinds: Kinds) -> Iterator[Issue]:
+    turns = recipe.episode.max_turns
+    for path, params in kinds.items():
+        if (tries := getattr(params, "tries", 0)) > turns:
+            seen = f"{tries} tries need as many turns, and `episode.max_turns` is {turns}"
+            fix = f"set `episode: {{max_turns: {tries}}}`, or `tries: {turns}`"
+            yield Issue(seen, fix, f"{path}.tries", level="warning")
 
 
 def _check_budget(recipe: Recipe) -> Iterator[Issue]:

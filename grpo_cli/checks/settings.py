@@ -132,7 +132,12 @@ def check_repeated(
         valid: Parameters of those that are right, by index.
     """
     plain = [each.model_copy(update={"name": None}) for each in rewards]
+    unsigned = [each.model_copy(update={"weight": abs(each.weight)}) for each in plain]
     for index, each in enumerate(plain):
+        first = unsigned.index(unsigned[index])
+        if rewards[first].weight == -each.weight != 0.0:
+            seen = f"is the same as rewards.{first} with the weight {-each.weight:g}: they cancel each other out"
+            yield Issue(seen, "remove one of them", f"rewards.{index}", level="warning")
         if (first := plain.index(each)) < index and rewards[index].weight:
             seen = f"is the same as rewards.{first}, so its score counts twice"
             fix = f"remove it, and set `weight: {2 * rewards[index].weight:g}` there if that is what you want"

@@ -7,12 +7,15 @@ import hashlib
 import inspect
 import json
 import math
+import sys
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
@@ -24,6 +27,7 @@ from grpo_cli.rewards.scoring import as_float
 T = TypeVar("T")
 Content = str | list[dict[str, Any]]
 """What a message says: text, or parts with images in them."""
+_OWN = str(Path(__file__).parents[1])
 MOST_LEFT = 500
 """Threads of late calls that may still run; a container often allows a few thousand."""
 _left: list[threading.Thread] = []
@@ -323,6 +327,17 @@ def _no_part(value: Any) -> BrokenEnvironmentError:
         f"{shown:.100} was returned where an image or text is read. Fix: return images (`PIL.Image.Image`), "
         "texts, or a list of these or of parts of the form `{type: image, image: …}` and `{type: text, text: …}`"
     )
+
+
+def find_place(error: BaseException | None) -> str:
+    """Return the file and line of the user's code in which an error was raised; empty if it was elsewhere."""
+    frames = traceback.extract_tb(error.__traceback__) if error is not None else []
+    own = [
+        frame
+        for frame in frames
+        if not frame.filename.startswith((_OWN, sys.prefix, sys.base_prefix, "<"))
+    ]
+    return f"{own[-1].filename}:{own[-1].lineno}" if own else ""
 
 
 def read_reward(environment: Environment) -> Reward | None:

@@ -2,16 +2,13 @@
 
 import hashlib
 import io
-import sys
 import threading
 import time
-import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from grpo_cli.data.images import images_of
@@ -21,6 +18,7 @@ from grpo_cli.environments.calls import (
     Content,
     Outcome,
     decode_row,
+    find_place,
     read_reward,
     run_calls,
     settle,
@@ -32,9 +30,11 @@ from grpo_cli.environments.contract import (
     ProcessEndedError,
     Tool,
 )
+from grpo_cli.environments.kinds.python import PythonEnvironment
 from grpo_cli.environments.player import RESET_S
 from grpo_cli.issues import Issue, Level
 from grpo_cli.rewards.contract import text_of
+from grpo_cli.units import count_noun
 
 Row = Mapping[str, Any]
 Action = str | tuple[str, Mapping[str, Any]]
@@ -51,7 +51,6 @@ _SEED_FIX = (
 _SEED_WHY = "completions of one prompt are compared, and would have different tasks"
 WRONG = "1"
 """An answer that is hardly ever right."""
-_OWN = str(Path(__file__).parents[1])
 _EXAMPLES: dict[str, Any] = {
     "integer": 1,
     "number": 1.0,
@@ -166,17 +165,6 @@ class Trial:
                 self.report(f"{name} raised {outcome.fault}{at}", fix, level)
 
 
-def find_place(error: BaseException | None) -> str:
-    """Return the file and line of the user's code in which an error was raised; empty if it was elsewhere."""
-    frames = traceback.extract_tb(error.__traceback__) if error is not None else []
-    own = [
-        frame
-        for frame in frames
-        if not frame.filename.startswith((_OWN, sys.prefix, sys.base_prefix, "<"))
-    ]
-    return f"{own[-1].filename}:{own[-1].lineno}" if own else ""
-
-
 @contextmanager
 def watch_output(trial: Trial) -> Iterator[None]:
     """Keep what is printed out of stdout, and report it."""
@@ -225,7 +213,7 @@ class _Play:
     """One instance, played move by move."""
 
     def __init__(self, trial: Trial, source: EnvironmentSource, row: Row, seed: int) -> None:
-        self._trial, self._row = trial, row
+        self._trial, self._row, self.seed = trial, row, seed
         trial.episodes += 1
         self.taken: list[Action] = []
         self.said: list[str] = []
@@ -314,7 +302,7 @@ def try_environment(
         _check_end(trial, [*once, *twice], max_turns)
         _check_threads(trial, threads, trial.episodes - before)
         if first.environment.takes_text:
-            _try_odd_answers(trial, source, few[0], seed)
+            _try_odd_answers(trial, source, few[0], first)
 
 
 def _play(
@@ -364,8 +352,10 @@ def _check_end(trial: Trial, plays: Sequence[_Play], max_turns: int) -> None:
     """Find text environments whose episodes are never over."""
     if plays[0].environment.takes_text and not any(play.is_over for play in plays):
         own = "those of gold() among them" if trial.has_gold else "none of which may be right"
-        seen = f"never ends: no episode was over after {max_turns} answers, {own}"
-        fix = "let step() return True as its second value once the episode is over"
+        seen = f"never ends: no episode was over after {count_noun(max_turns, 'answer')}, {own}"
+        fix = "raise `episode.max_turns`"
+        if isinstance(plays[0].environment, PythonEnvironment):
+            fix = f"let step() return True as its second value once the episode is over, or {fix}"
         trial.report(seen, fix, "warning" if trial.has_gold else "note")
 
 
@@ -384,13 +374,33 @@ def _check_threads(trial: Trial, before: set[threading.Thread], episodes: int) -
         trial.report(seen, "end them in close(), and wait for them with join()", why=why)
 
 
-def _try_odd_answers(trial: Trial, source: EnvironmentSource, row: Row, seed: int) -> None:
-    """Find environments that fail on answers which models give: nothing, and far too much."""
+def _try_odd_answers(trial: Trial, source: EnvironmentSource, row: Row, first: _Play) -> None:
+    """Find environments that fail on answers which models give, nothing and far too much, or reward nothing."""
     for text in ("", "word " * 2000):
-        play = _Play(trial, source, row, seed)
+        play = _Play(trial, source, row, first.seed)
         what = "an empty answer" if not text else f"an answer of {len(text):,} characters"
         with suppress(_FaultError):
             step = partial(play.environment.step, text)
             trial.run(f"step() on {what}", step, limit_s=trial.timeout_s, level="warning")
             trial.seconds.pop(f"step() on {what}")
+            if not text:
+                reward = trial.run(
+                    "reward()", partial(read_reward, play.environment), limit_s=RESET_S
+                )
+                _compare_rewards(trial, reward, first)
         play.close("close()")
+
+
+def _compare_rewards(trial: Trial, reward: Any, first: _Play) -> None:
+    """Compare the reward after an empty answer with that of an episode in which the gold was played."""
+    best = first.reward
+    if not first.is_over or {*first.taken} <= {WRONG} or best is None:
+        return
+    if reward is None:
+        seen = "reward() returns None after an empty answer, so a completion without success gets no score"
+        trial.report(seen, "return 0.0 there", "warning", "it is then not compared with others")
+    elif reward == best:
+        seen = (
+            f"reward() gives {reward} to an empty answer, and as much to an episode with the gold"
+        )
+        trial.report(seen, "let reward() give more for playing right, or correct gold()", "warning")

@@ -23,6 +23,7 @@ from grpo_cli.environments.calls import (
     Content,
     Outcome,
     decode_row,
+    find_place,
     read_reward,
     run_calls,
     run_chains,
@@ -37,9 +38,10 @@ from grpo_cli.environments.contract import (
 from grpo_cli.environments.dialogue import Answer, Dialogue, Message, append_content
 from grpo_cli.environments.episode import Episode, Failure, Sampled, Sampler, is_clipped
 from grpo_cli.environments.registry import open_kind
+from grpo_cli.errors import GrpoError
 from grpo_cli.fast.completions import Completion
 from grpo_cli.recipe.dataset import IMAGES
-from grpo_cli.recipe.episode import EpisodeConfig
+from grpo_cli.recipe.episode import EpisodeConfig, KindConfig
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.rewards.contract import Batch, completion_text
 from grpo_cli.rewards.scoring import Condition
@@ -130,15 +132,17 @@ class Player:
         if faults := [outcome for outcome in outcomes if outcome.fault]:
             if isinstance(faults[0].error, BrokenEnvironmentError):
                 raise faults[0].error
+            fault, where = faults[0].fault, find_place(faults[0].error)
             raise EpisodeError(
                 f"the environment cannot be reset for {len(faults)} of {len(episodes)} episodes: "
-                f"{_add_fix(faults[0].fault)}"
+                f"{_add_fix(f'{fault}. Fix: correct {where}' if where else fault)}"
             ) from faults[0].error
         for (episode, _), outcome in zip(pairs, outcomes, strict=True):
             own = episode.environment.tools if episode.environment else ()
             episode.prompt = append_content(episode.prompt, outcome.value)
             if not str(episode.prompt[-1]["content"]).strip():
-                raise EpisodeError(f"reset() returned no text, so the prompt is empty. {_TRY}")
+                seen = "reset() returned no text, and the dataset has no prompt"
+                raise EpisodeError(f"{seen}. Fix: return the question from reset()")
             episode.tools = [*episode.tools, *own]
             if name := find_repeated(episode.tools):
                 raise EpisodeError(
@@ -397,14 +401,11 @@ def open_player(
     with ExitStack() as stack:
         tools: list[tuple[Tool, str | None]] = []
         sources = []
-        for config in recipe.tools:
-            source = open_kind("tools", config)
-            stack.callback(source.close)
+        for index, config in enumerate(recipe.tools):
+            source = _open(stack, "tools", index, config)
             tools += [(tool, config.when) for tool in source.tools]
-        for config in recipe.environment:
-            source = open_kind("environment", config)
-            stack.callback(source.close)
-            sources.append((source, config.when))
+        for index, config in enumerate(recipe.environment):
+            sources.append((_open(stack, "environment", index, config), config.when))
         if name := find_repeated([tool for tool, _ in tools]):
             raise EpisodeError(f"two tools have the name {name!r}. Fix: rename one", "tools")
         dialogue = Dialogue(
@@ -421,6 +422,17 @@ def open_player(
             max_tokens=recipe.generation.max_completion_length,
             seed=recipe.seed,
         )
+
+
+def _open(stack: ExitStack, section: str, index: int, config: KindConfig) -> Any:
+    """Open an entry, which `stack` will close; an error has its path in the recipe."""
+    try:
+        source = open_kind(section, config)
+    except GrpoError as error:
+        error.path = f"{section}.{index}.{error.path}".rstrip(".")
+        raise
+    stack.callback(source.close)
+    return source
 
 
 def sample_episodes(

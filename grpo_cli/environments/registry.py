@@ -8,9 +8,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from grpo_cli.environments.contract import EnvironmentParams, EpisodeError, ToolParams
-from grpo_cli.errors import UsageError, nearest
+from grpo_cli.errors import GrpoError, UsageError, nearest
 from grpo_cli.recipe.episode import KindConfig
 from grpo_cli.recipe.kinds import KindDescription, added_kinds, describe, load_kind
+from grpo_cli.rewards.scoring import describe_build_failure
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -82,5 +83,16 @@ def _load(entry: "EntryPoint") -> Any:
 
 
 def open_kind(section: str, config: KindConfig) -> Any:
-    """Validate an entry's parameters and open it: a `ToolSource` or an `EnvironmentSource`."""
-    return find_kind(section, config.kind).model_validate(config.params).open()
+    """Validate an entry's parameters and open it: a `ToolSource` or an `EnvironmentSource`.
+
+    Raises:
+        GrpoError: It cannot be opened; the path is a parameter.
+    """
+    try:
+        return find_kind(section, config.kind).model_validate(config.params).open()
+    except GrpoError:
+        raise
+    except (Exception, SystemExit) as error:  # a user's module raises anything
+        name = "tool" if section == "tools" else section
+        subject, key = f"the {name} ({config.kind})", "path" if "path" in config.params else ""
+        raise EpisodeError(describe_build_failure(subject, error), key) from error

@@ -19,7 +19,6 @@ from grpo_cli.environments.contract import EnvironmentSource, Tool, ToolSource
 from grpo_cli.environments.instances import (
     Row,
     Trial,
-    find_place,
     try_environment,
     try_tool,
     watch_output,
@@ -214,11 +213,6 @@ def _open(
     except GrpoError as error:
         issue = error.as_issue(f"{trial.path}.{error.path}".rstrip("."))
         trial.issues[issue.seen] = issue
-        return None
-    except (Exception, SystemExit) as error:  # a user's module raises anything
-        where = find_place(error) or "what it imports"
-        what = "calls exit()" if isinstance(error, SystemExit) else f"raised {error!r:.200}"
-        trial.report(f"the import {what} ({where})", f"correct {where}")
         return None
     stack.callback(source.close)
     return source

@@ -142,12 +142,13 @@ class Session:
         except RunError as error:
             if isinstance(error.__cause__, KeyboardInterrupt):
                 raise
+            # Names of parameters alone are relative to the entry of the recipe that failed.
+            path = error.path if "." in error.path else path
             issue = error.as_issue(path, level=level, subject=subject)
             first, _, rest = issue.seen.strip().partition("\n")
             last = rest.rpartition("\n")[2].strip()
-            fix = (
-                issue.fix or f"correct it, and try it alone: grpo rewards test {self.probe.recipe}"
-            )
+            fix = issue.fix.partition("\n")[0]
+            fix = fix or f"correct it, and try it alone: grpo rewards test {self.probe.recipe}"
             why = why or "the same error would end the training"
             seen = first if last in first else f"{first} {last}"
             self.add([replace(issue, seen=seen, fix=fix, why=why)])
@@ -277,6 +278,14 @@ def _judge_signal(session: Session, scored: list[ScoredCompletion]) -> None:
         right = right_scores(recipe.rewards, (each.rewards for each in scored))
         probe.signal = read_signal(scored, right)
         issues = judge(probe.signal, probe.lengths, masked=masked, room=room)
+        if any(reward.kind == "environment" for reward in recipe.rewards):
+            first = f"see that reward() tells right from wrong: grpo env test {probe.recipe}"
+            issues = (
+                replace(each, fix=f"{first}; if it does, {each.fix}")
+                if each.path in ("rewards", "dataset")
+                else each
+                for each in issues
+            )
         if recipe.warmup is not None:
             # What it samples is what the warm-up is to change.
             issues = (

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from grpo_cli.analysis.samples import score_samples
 from grpo_cli.checks.contents import reward_context
+from grpo_cli.data.rows import suggest
 from grpo_cli.environments.episode import add_empty_records
+from grpo_cli.errors import RewardError
 from grpo_cli.issues import Issue
 from grpo_cli.machine import pick_device
 from grpo_cli.probing import prompts
 from grpo_cli.rewards.building import build_rewards
-from grpo_cli.rewards.contract import NO_TRAINER, Batch, Score
+from grpo_cli.rewards.contract import NO_TRAINER, Batch, DescribedError, Score
 from grpo_cli.rewards.scoring import Reward, has_state, read_state, reward_columns
 from grpo_cli.rewards.testing import try_rewards
 from grpo_cli.units import count_noun
@@ -63,11 +65,20 @@ def check_rewards(session: "Session", *, costly: bool) -> None:
     # A function of the user's may want whole groups, which the trial does not give it.
     own = [reward for reward in rewards if reward.kind == "python"]
     with session.failing(failure, "rewards"):
-        session.add(_score_group(session, own))
-        with session.failing(failure, "rewards", "warning" if own else "error", why):
+        places = (0, len(session.data.train) - 1)
+        session.add(_score_group(session, own, places))
+        try:
             session.add(_check_opening(session))
             if costly or not any(reward.params.costly for reward in rewards):
                 _try_rewards(session, None if costly else _QUICK_S)
+        except (RewardError, HangError) as error:
+            if isinstance(error, DescribedError) and error.row_id is not None:
+                # Whether the row fails with a group of plain answers too.
+                failed = [reward for reward in rewards if error.path.startswith(reward.path)]
+                place = list(session.data.train["row_id"]).index(error.row_id)
+                _score_group(session, failed, (place, place))
+            with session.failing(failure, "rewards", "warning" if own else "error", why):
+                raise
 
 
 def _limit_time(reward: Reward) -> Reward:
@@ -101,7 +112,9 @@ def _check_endpoint(reward: Reward, path: str) -> Iterator[Issue]:
         return
     address = f"{url.rstrip('/')}/models"
     try:
-        status = httpx.get(address, timeout=_ENDPOINT_S).status_code
+        response = httpx.get(address, timeout=_ENDPOINT_S)
+        status = response.status_code
+        yield from _check_judge_model(reward, response, path)
         failure = f"{address} answers 404" if status == httpx.codes.NOT_FOUND else ""
         fix = "correct `base_url` (it usually ends in /v1)"
     except httpx.HTTPError as error:
@@ -119,11 +132,31 @@ def _check_endpoint(reward: Reward, path: str) -> Iterator[Issue]:
         )
 
 
-def _score_group(session: "Session", rewards: Sequence[Reward]) -> Iterator[Issue]:
-    """Score a group of plain answers as training will; find rewards that score it otherwise beside another."""
+def _check_judge_model(reward: Reward, response: Any, path: str) -> Iterator[Issue]:
+    """Find a model that an endpoint does not list, if it lists any."""
+    try:
+        names = [str(each["id"]) for each in response.json()["data"]]
+    except (ValueError, TypeError, KeyError):
+        return
+    model = getattr(reward.params, "model", None)
+    if response.is_success and names and model not in names:
+        seen = f"`{reward.name}`: the endpoint does not list {model}; it has {', '.join(names[:5])}"
+        fix, why = suggest(str(model), names, "name one of these"), "the first request would fail"
+        subject, at = "rewards: endpoint", f"{path}.model"
+        yield Issue(seen, fix, at, level="warning", subject=subject, why=why)
+
+
+def _score_group(
+    session: "Session", rewards: Sequence[Reward], places: Sequence[int]
+) -> list[Issue]:
+    """Score a group of plain answers as training will; find rewards that score it otherwise beside another.
+
+    Raises:
+        RewardError: A reward fails.
+    """
     from grpo_cli.fast.completions import Completion
 
-    size, places = session.recipe.generation.num_generations, (0, len(session.data.train) - 1)
+    size = session.recipe.generation.num_generations
     texts = [[f"The answer is {n}." + more * n for n in range(size)] for more in ("", " So it is.")]
     groups = [
         [Completion(text, tuple(session.encode(text)), clipped=False) for text in group]
@@ -142,19 +175,20 @@ def _score_group(session: "Session", rewards: Sequence[Reward]) -> Iterator[Issu
     alone = score(rewards, 1)
     quick = [reward for reward in rewards if not reward.waits]
     if time.monotonic() - started > _GROUP_S or not quick:
-        return
+        return []
     again, beside = score(quick, 1), score(quick, 2)
+    found = []
     for name, path in ((each.name, each.path) for each in quick):
         first, second, third = ([row[name] for row in each] for each in (alone, again, beside))
         if first == second != third:
-            yield Issue(
-                f"`{name}` scores the answers to a prompt otherwise beside those to another prompt",
-                "score each completion by itself, or compare it with those of its prompt only",
-                path,
-                level="note",
-                subject="rewards: batch",
-                why="scores then depend on the batch size and the number of processes",
+            seen = (
+                f"`{name}` scores the answers to a prompt otherwise beside those to another prompt"
             )
+            fix = "score each completion by itself, or compare it with those of its prompt only"
+            subject = "rewards: batch"
+            why = "scores then depend on the batch size and the number of processes"
+            found.append(Issue(seen, fix, path, level="note", subject=subject, why=why))
+    return found
 
 
 def _trial_rows(session: "Session", places: Sequence[int] | None = None) -> Any:

@@ -13,6 +13,7 @@ from grpo_cli.data.prompts import SYSTEM, render_template
 from grpo_cli.data.rows import suggest
 from grpo_cli.data.solve_rates import find_matches, read_solve_rates
 from grpo_cli.environments.episode import Episode
+from grpo_cli.environments.player import find_rows
 from grpo_cli.environments.testing import try_instances
 from grpo_cli.issues import Issue, Level
 from grpo_cli.machine import pick_device, read_hardware
@@ -34,6 +35,8 @@ from grpo_cli.recipe.model import ModelConfig
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.rewards.building import right_answers
 from grpo_cli.rewards.contract import text_of
+from grpo_cli.rewards.findings import unmet_condition
+from grpo_cli.rewards.scoring import Condition
 from grpo_cli.units import spread
 
 if TYPE_CHECKING:
@@ -124,6 +127,7 @@ def _load_data(session: "Session") -> None:
         )
         session.add([Issue(seen, fix, "dataset", level=level, subject=subject, why=why)])
     session.add(_check_rows(session))
+    session.add(_check_conditions(session))
     session.add(_check_samples(session))
 
 
@@ -147,6 +151,20 @@ def _check_rows(session: "Session") -> Iterator[Issue]:
         fix = "leave out rows that are in the data twice, or name more columns in `dataset.prompt.user`"
         why = "training would ask the same again and again"
         yield Issue(seen, fix, "dataset", level="warning", subject=subject, why=why)
+
+
+def _check_conditions(session: "Session") -> Iterator[Issue]:
+    """Find tools and environments whose `when` holds for no row."""
+    train = session.data.train
+    for section in ("tools", "environment"):
+        for index, config in enumerate(getattr(session.recipe, section)):
+            if config.when is None:
+                continue
+            condition = Condition(config.when)
+            rows = train.select_columns(sorted(condition.columns() & {*train.column_names}))
+            if not find_rows(config.when, rows.to_list()):
+                path = f"{section}.{index}.when"
+                yield unmet_condition(condition, rows.to_dict(), len(train), path)
 
 
 def _check_samples(session: "Session") -> Iterator[Issue]:

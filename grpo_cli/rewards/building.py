@@ -147,7 +147,8 @@ def _build_reward(config: RewardConfig, name: str, context: RewardContext, path:
         raise type(error)(f"reward {name!r} ({config.kind}): {error}", error.path) from error
     except (Exception, SystemExit) as error:
         key = "path" if config.kind == "python" else ""
-        raise RewardError(describe_build_failure(name, config.kind, error), key) from error
+        subject = f"reward {name!r} ({config.kind})"
+        raise RewardError(describe_build_failure(subject, error), key) from error
     return Reward(
         name,
         config.weight,
@@ -218,7 +219,10 @@ class _LimitedScorer:
             reason = f"ended the process that scored it ({outcome})"
         if self.limit.late_score is not None:
             return Score(self.limit.late_score, reason)
-        return self.reward.failure(batch, row, RewardError(reason))
+        path = ""
+        if isinstance(outcome, TimeoutError):
+            path, reason = "timeout_s", f"{reason}. Fix: raise `timeout_s`, or let it return sooner"
+        return self.reward.failure(batch, row, RewardError(reason, path))
 
 
 def _portable(batch: Batch) -> Batch:

@@ -113,6 +113,9 @@ fails the whole batch. A scorer with state has `state_dict` and `load_state_dict
 class DescribedError(RewardError):
     """A row's failure whose text already names the reward and the row."""
 
+    row_id: int | None = None
+    """The row; None if it is a batch, or not of a dataset."""
+
 
 class RewardParams(Section):
     """The parameters of one kind; a subclass's docstring says what it rewards.
@@ -137,6 +140,10 @@ class RewardParams(Section):
     def default_name(cls, params: Mapping[str, Any]) -> str:
         """Return the name of a reward with these parameters (as written) that has no `name`."""
         return cls.kind
+
+    def explain_constant(self, prompt: Any, row: Mapping[str, Any]) -> str:
+        """Return what may make a reward give all answers the same score, as an edit; empty if nothing shows."""
+        return ""
 
     def required_columns(self) -> tuple[str, ...]:
         """Return the dataset columns without which this reward cannot score."""
@@ -264,6 +271,18 @@ def completion_text(completion: Any, reads: Reads = "last") -> str:
         return text_of(completion)
     own = [each for each in completion if each.get("role", "assistant") == "assistant"]
     return text_of(own[-1:] if reads == "last" else own)
+
+
+def find_unreachable(count: int, unit: str, context: RewardContext | None) -> Issue | None:
+    """Return the issue of a parameter that asks for more than a completion can have; None if it does not."""
+    longest = context.max_completion_length if context else count
+    # Nearly every word is a token or more, and few tokens are longer than 8 characters.
+    most = longest * 8 if unit == "characters" else longest
+    if count <= most:
+        return None
+    limit = f"`generation.max_completion_length` is {longest} tokens"
+    fix = f"write at most {most}, or raise generation.max_completion_length"
+    return Issue(f"{count} {unit} are more than a completion can have: {limit}", fix)
 
 
 def suggest_extraction(column: str) -> str:

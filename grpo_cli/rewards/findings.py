@@ -1,12 +1,12 @@
 """What is wrong with rewards, as their scores of made-up answers show."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import mean, median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from grpo_cli.issues import Issue, Level
 from grpo_cli.rewards.contract import Score, suggest_extraction, text_of
-from grpo_cli.rewards.scoring import clip_score
+from grpo_cli.rewards.scoring import Condition, clip_score
 
 if TYPE_CHECKING:
     from grpo_cli.rewards.testing import Encode, Scores, Table
@@ -26,12 +26,18 @@ FEWEST_ROWS = 3
 """Rows on which it must count as right to be an error: one or two may be chance."""
 FEWEST_GOLDS = 8
 """Rows that it takes to say that all golds are the same."""
+_VALUES = 4
+"""Values shown of a column."""
 _CLOSE = 1e-9
 
 
 def check_rows(table: "Table") -> Iterator[Issue]:
     """Check all rows of the data, without an answer to any."""
     yield from _check_coverage(table)
+    for index, reward in enumerate(table.rewards):
+        if reward.condition and not table.applying(index):
+            path = f"rewards.{index}.when"
+            yield unmet_condition(reward.condition, table.columns, len(table.prompts), path)
     for index in table.judges:
         yield from check_golds(table, index)
         yield from _check_gold_length(table, index)
@@ -42,6 +48,20 @@ def check_rows(table: "Table") -> Iterator[Issue]:
             seen = f"the gold is {gold!r:.40} in all rows: a model that always answers that needs no question"
             fix = "name the column that holds the answers, or take rows whose answers differ"
             yield Issue(seen, fix, f"rewards.{index}", level="warning")
+
+
+def unmet_condition(
+    condition: Condition, columns: Mapping[str, Sequence[Any]], rows: int, path: str
+) -> Issue:
+    """Return the issue of a `when` that holds for no row."""
+    values = {
+        name: list(dict.fromkeys(map(str, columns[name])))
+        for name in sorted(condition.columns())
+        if name in columns
+    }
+    shown = "; ".join(f"{name}: {', '.join(each[:_VALUES])}" for name, each in values.items())
+    seen = f"`{condition.text}` holds for none of the {rows:,} rows ({shown:.200})"
+    return Issue(seen, "correct it, or leave it out", path, level="warning", subject="`when`")
 
 
 def unreadable_share(table: "Table", index: int) -> float:
@@ -250,30 +270,28 @@ def _check_variety(table: "Table", index: int, scores: list[Score]) -> Iterator[
         return
     level: Level = "warning"
     if values == {None}:
-        # A few rows of a mixture need not have one of its source.
-        if (
-            reward.condition
-            and reward.condition.columns() == {"source"}
-            and not table.applying(index)
-        ):
+        # A few rows need not have one for which its `when` holds; all of them are looked at before.
+        if not table.applying(index):
             return
-        message = "gives no score to any row tried"
-        fix = "correct its `when`" if reward.condition else "see `grpo rewards show`"
+        message, fix = "gives no score to any row tried", "see `grpo rewards show`"
         if reward.kind == "python":
             fix = "return a number in every branch of the function"
-    elif values == {0.0} and reward.right_answer is None and reward.kind != "python":
-        # A reward of format: golds and wrong answers need not have it, and a model that is asked may.
+    elif values == {0.0} and reward.kind != "python" and not table.golds(index):
+        # Nothing that was tried deserves more: a model that is asked for a form, or a program, may.
         if reward.weight <= 0:
             return
-        level, fix = "note", "try one that has: grpo rewards test --answer '…'"
-        message = "gives 0 to every answer tried: none has the form that it rewards"
+        level, fix = "note", "try one that is right: grpo rewards test --answer '…'"
+        message = "gives 0 to the answers tried, none of which has the form that it rewards"
+        if index in table.judges:
+            message = (
+                "gives 0 to the answers tried: none is right, as the data has no right ones to try"
+            )
     elif len(values - {None}) == 1 and reward.weight > 0:
         [value] = values - {None}
         message = f"gives every answer tried the same score ({value:g}): it cannot teach anything"
         fix = "correct it, or score an answer that deserves another: grpo rewards test --answer '…'"
-        if reward.kind == "python" and not isinstance(table.prompts[0], str):
-            content = 'each completion is a list of messages here, whose text is `completion[0]["content"]`'
-            fix = f"{content}; {fix}"
+        if hint := reward.params.explain_constant(table.prompts[0], table.row(0)):
+            fix = f"{hint}; or {fix.removeprefix('correct it, or ')}"
     else:
         return
     yield Issue(f"`{reward.name}` {message}", fix, path=f"rewards.{index}", level=level)

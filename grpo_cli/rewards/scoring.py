@@ -56,11 +56,11 @@ _IMPORT_FIXES: tuple[tuple[type[BaseException], str], ...] = (
     (ModuleNotFoundError, "install the package that has this module, or correct the import"),
     (FileNotFoundError, "write a path that starts at the module: `Path(__file__).parent / …`"),
     (SystemExit, 'put what the script does under `if __name__ == "__main__":`'),
+    (EOFError, 'put what reads standard input under `if __name__ == "__main__":`'),
     (BaseException, "correct what the last line of the traceback names"),
 )
 _HIDDEN = (
-    str(Path(__file__).parent),
-    str(Path(__file__).parents[1] / "user_code.py"),
+    str(Path(__file__).parents[1]),
     str(Path(os.__file__).parent / "asyncio"),
     "<frozen importlib",
 )
@@ -237,19 +237,23 @@ class Reward:
             empty = "" if batch.texts[row].strip() else ", whose completion is empty"
             what, inputs = f"{batch.row_name(row)}{empty}", _inputs(batch, row)
         head = f"{self} failed on {what}{self._explain(batch, row or 0, error)}"
-        failure = DescribedError("\n".join([head, *inputs, *_trace(error)]))
+        path = ".".join(filter(None, (self.path, getattr(error, "path", ""))))
+        failure = DescribedError("\n".join([head, *inputs, *_trace(error)]), path)
+        failure.row_id = None if row is None else batch.columns.get("row_id", {row: None})[row]
         failure.__cause__ = error
         return failure
 
     def _explain(self, batch: Batch, row: int, error: BaseException) -> str:
         """Return where a reward failed, why, and what most often is the cause."""
-        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame)]
-        own = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
-        line = f"{Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
-        where = ", ".join(filter(None, (self.path, line)))
+        where = ", ".join(filter(None, (self.path, _find_line(error))))
         text = f" ({where}): {_summary(error)}" if where else f": {_summary(error)}"
         misread = isinstance(error, AttributeError | TypeError) and self.kind == "python"
-        if misread and "'NoneType'" in str(error):
+        if isinstance(error, ModuleNotFoundError):
+            text += f". Fix: {_import_fix(error)}"
+        elif misread and "'NoneType'" in str(error):
+            named = filter(batch.columns.__contains__, self.params.named_columns())
+            if empty := [name for name in named if batch.columns[name][row] is None]:
+                return f"{text}. Fix: fill the column `{empty[0]}` there, or leave such rows out"
             text += ". Fix: test for None first: `re.search` finds nothing in most completions"
         elif misread and batch.completions and not isinstance(batch.completions[row], str):
             text += (
@@ -332,14 +336,25 @@ def _value_fault(value: float | None, weight: float) -> str:
     return ""
 
 
-def describe_build_failure(name: str, kind: str, error: BaseException) -> str:
-    """Return the message of a reward whose own code failed while it was imported."""
-    fix = next(fix for type_, fix in _IMPORT_FIXES if isinstance(error, type_))
-    if isinstance(error, ImportError) and "relative import" in str(error):
-        fix = "import by the file's name alone, as the reward's folder is on the path: `import helpers`"
-    summary = _summary(error).rstrip(".")
-    head = f"reward {name!r} ({kind}) could not be loaded: {summary}. Fix: {fix}"
+def describe_build_failure(subject: str, error: BaseException) -> str:
+    """Return the message of a reward, tool or environment whose own code failed while it was imported."""
+    line, summary = _find_line(error), _summary(error).rstrip(".")
+    where = f" ({line})" if line else ""
+    head = f"{subject} could not be loaded{where}: {summary}. Fix: {_import_fix(error)}"
     return "\n".join([head, *_trace(error)])
+
+
+def _find_line(error: BaseException) -> str:
+    """Return the file's name and the line of the user's code that failed; empty if it was elsewhere."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame)]
+    own = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
+    return f"{Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
+
+
+def _import_fix(error: BaseException) -> str:
+    if isinstance(error, ImportError) and "relative import" in str(error):
+        return "import by the file's name alone, as its folder is on the path: `import helpers`"
+    return next(fix for type_, fix in _IMPORT_FIXES if isinstance(error, type_))
 
 
 def shorten(text: str, limit: int = _SHOWN) -> str:

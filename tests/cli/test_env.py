@@ -156,6 +156,24 @@ FAULTS = {
         "warning",
         "never ends: no episode was over after 4 answers",
     ),
+    "None unless won": (
+        GAME.replace("return float(self.won)", "return 1.0 if self.won else None"),
+        RECIPE,
+        "warning",
+        "reward() returns None after an empty answer",
+    ),
+    "needs a package": (
+        "import no_such_package\n" + GAME,
+        RECIPE,
+        "error",
+        "could not be loaded (game.py:1): ModuleNotFoundError: No module named 'no_such_package'",
+    ),
+    "asks at its import": (
+        "input()\n" + GAME,
+        RECIPE,
+        "error",
+        "could not be loaded (game.py:1): EOFError",
+    ),
     "leaks state": (
         GAME.replace("self.number", "Game.number"),
         RECIPE,
@@ -250,6 +268,10 @@ def test_fewer_rows_are_played_if_resets_are_slow(try_code, monkeypatch):
 def test_an_agent_that_plays_wrong_and_wins_is_an_error(try_code):
     done = try_code(GAME.replace("return float(self.won)", "return 1.0"), RECIPE, "--rows", "2")
     assert done.returncode == 1
+    assert (
+        "reward() gives 1.0 to an empty answer, and as much to an episode with the gold"
+        in done.stderr
+    )
     assert "the agent 'silent' gets 1 on average, and the gold 1" in done.stderr
     assert "2 rows, an episode of each" in done.stdout
 

@@ -1,5 +1,6 @@
 """The tool `function`: a function of the user's, described by its type hints and docstring."""
 
+import inspect
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -58,7 +59,10 @@ def make_tool(function: Callable[..., Any]) -> Tool:
         return Tool(name, get_json_schema(function), function)
     except Exception as error:  # transformers raises what it meets in annotations
         reason = str(error).splitlines()[0].rstrip(".! ")
+        fix = "give each argument a type hint, and the docstring a line for each under `Args:`"
+        kinds = [each.kind for each in inspect.signature(function).parameters.values()]
+        if inspect.Parameter.VAR_KEYWORD in kinds:
+            fix = f"name the arguments in place of `**`, such as `number: int`; {fix}"
         raise EpisodeError(
-            f"{name}() cannot be described to the model: {reason}. Fix: give each argument a type hint, and the "
-            "docstring a line for each under `Args:`"
+            f"{name}() cannot be described to the model: {reason}. Fix: {fix}"
         ) from error

@@ -5,6 +5,7 @@ import base64
 import contextlib
 import json
 import logging
+import re
 import shlex
 import shutil
 import sys
@@ -36,6 +37,7 @@ from grpo_cli.rewards.kinds import find_missing, import_optional
 if TYPE_CHECKING:
     from mcp import Client
 
+_KEY_ERROR = re.compile(r"KeyError: '(\w+)'")
 _CLOSE_S = 15.0
 """Longest a server may take to end; the client kills it after 4 s."""
 
@@ -327,11 +329,15 @@ class McpSession:
         except Exception as error:  # of the server, or of the way to it
             await connection.stop()
             reason = connection.describe(error)
-            name = self._server.url or f"`{shlex.join(self._server.command)}`"
+            server = self._server.url or f"`{shlex.join(self._server.command)}`"
             fix = "try its command by hand" if self._server.command else "start it"
+            if name := _KEY_ERROR.fullmatch(reason):
+                fix = f"set `env: {{{name[1]}: …}}`, as the command has few variables of the shell; or {fix}"
+            elif self._server.command and "closed" in reason:
+                fix = f"let the script serve until its input ends, as `mcp.run()` does; or {fix}"
             path = "timeout_s" if isinstance(error, TimeoutError) else ""
             raise ServerError(
-                f"the MCP server {name} cannot be reached: {reason}. "
+                f"the MCP server {server} cannot be reached: {reason}. "
                 f"Fix: {f'raise `{path}`, or ' if path else ''}{fix}",
                 path,
             ) from error

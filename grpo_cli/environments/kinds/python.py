@@ -2,11 +2,12 @@
 
 import ast
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from pydantic import Field
 
+from grpo_cli.data.rows import suggest
 from grpo_cli.environments.calls import settle
 from grpo_cli.environments.contract import (
     Environment,
@@ -49,11 +50,33 @@ class PythonEnvironmentParams(EnvironmentParams):
 
     def problems(self) -> list[Issue]:
         """Report a missing class, and arguments that it needs and `kwargs` lacks."""
-        if faults := find_path_faults(self.path):
+        if faults := [*find_path_faults(self.path), *self._find_wrong_names()]:
             return faults
         needed = [name for name in self._needed("__init__") if name not in self.kwargs]
         fix = f"add `kwargs: {{{', '.join(f'{name}: …' for name in needed)}}}`"
         return [Issue(f"the class needs {', '.join(needed)}", fix, "path")] if needed else []
+
+    def _find_wrong_names(self) -> Iterator[Issue]:
+        """Find a class without `reset`, and `kwargs` that its `__init__` does not take."""
+        node = find_name(self.path)
+        if not isinstance(node, ast.ClassDef) or node.bases or node.decorator_list or node.keywords:
+            return  # what else it has is known once it is imported
+        methods = _definitions(node)
+        if "reset" not in methods:
+            own = ", ".join(f"{name}()" for name in methods if not name.startswith("_"))
+            fix = "write `def reset(self, seed)`, which begins an episode, or rename the method that does"
+            yield Issue(
+                f"{node.name} has no method reset(){own and f'; it has {own}'}", fix, "path"
+            )
+        init = methods.get("__init__")
+        parameters = list(signature_of(init).parameters.values())[1:] if init else []
+        if any(each.kind is each.VAR_KEYWORD for each in parameters):
+            return
+        names = [each.name for each in parameters]
+        for name in self.kwargs:
+            if name not in names:
+                fix = suggest(name, names, "remove it, or add it to `__init__`")
+                yield Issue(f"{node.name}() takes no argument {name!r}", fix, f"kwargs.{name}")
 
     def required_columns(self) -> tuple[str, ...]:
         """Return the arguments of `reset` that have no default."""

@@ -1,6 +1,7 @@
 """Rewards for the format of a completion: a pattern, tags, thinking, visible steps, a script."""
 
 import re
+from dataclasses import replace
 from functools import cached_property
 from typing import ClassVar, Literal
 
@@ -9,7 +10,14 @@ from pydantic import Field
 from grpo_cli.issues import Issue
 from grpo_cli.recipe.base import Integer, OneOrMany
 from grpo_cli.rewards.answers import after_thinking
-from grpo_cli.rewards.contract import Batch, RewardContext, RewardParams, Score, TimeLimit
+from grpo_cli.rewards.contract import (
+    Batch,
+    RewardContext,
+    RewardParams,
+    Score,
+    TimeLimit,
+    find_unreachable,
+)
 
 Target = Literal["completion", "after_thinking"]
 Flag = Literal["ignorecase", "multiline", "dotall", "verbose", "ascii"]
@@ -150,6 +158,10 @@ class AnswerFormatParams(RewardParams):
     """Number of characters from which the answer counts in full."""
     prefilled: bool = False
     """The chat template already ends the prompt with `<think>`, so completions start inside it."""
+
+    def problems(self, context: RewardContext | None = None) -> list[Issue]:
+        fault = find_unreachable(self.min_think_characters, "characters", context)
+        return [replace(fault, path="min_think_characters")] if fault and self.strict else []
 
     def score(self, batch: Batch, row: int) -> Score:
         text = batch.texts[row]

@@ -1,7 +1,8 @@
 """The reward `json`: structured output, valid or matching a JSON Schema."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -17,6 +18,8 @@ from grpo_cli.rewards.contract import Batch, RewardContext, RewardParams, Score,
 from grpo_cli.rewards.kinds import find_missing
 
 JsonPlace = Literal["block", "answer_tag", "text"]
+_DATA = ("const", "default", "enum", "examples")
+"""Keywords of schemas that hold values, not schemas."""
 Check = Callable[[Any], str]
 """Says why a value does not match; empty if it does."""
 
@@ -69,9 +72,21 @@ class JsonParams(RewardParams):
         try:
             _ = self._shared_check
         except RewardError as error:
-            path = "path" if self.path else "json_schema"
-            return [Issue(str(error), "correct the schema", path)]
+            issue = error.as_issue("path" if self.path else "json_schema")
+            return [replace(issue, fix=issue.fix or "correct the schema")]
         return []
+
+    def gold_fault(self, batch: Batch, row: int) -> Issue | None:
+        """Return why the row's schema cannot be used; a row may have none."""
+        if self.column is None or batch.cell(self.column, row) is None:
+            return None
+        try:
+            _compile_schema(_as_text(batch.cell(self.column, row)))
+        except RewardError as error:
+            fix = "write schemas with `json.dumps` (not `str` or `repr`) when you make the data"
+            issue = error.as_issue("column")
+            return replace(issue, fix=issue.fix or fix)
+        return None
 
     def time_limit(self) -> TimeLimit | None:
         """Return one if a schema may hold patterns, which can keep a text busy forever."""
@@ -83,7 +98,7 @@ class JsonParams(RewardParams):
             cell = batch.cell(self.column, row)
             if cell is None:
                 return Score(None, "there is no schema")
-            check = _compile_schema(cell if isinstance(cell, str) else json.dumps(cell))
+            check = _compile_schema(_as_text(cell))
         found = find_answer(batch.texts[row], self.extract)
         if found is None:
             return Score(0.0, "no JSON found")
@@ -108,7 +123,25 @@ class JsonParams(RewardParams):
             return _compile_schema(Path(self.path).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
             why = getattr(error, "strerror", None) or "not UTF-8"
-            raise RewardError(f"{self.path} cannot be read ({why})") from error
+            fix = "correct the path, or write the file"
+            raise RewardError(f"{self.path} cannot be read ({why}). Fix: {fix}") from error
+
+
+def _as_text(cell: Any) -> str:
+    return cell if isinstance(cell, str) else json.dumps(cell)
+
+
+def _find_references(schema: Any) -> Iterator[str]:
+    """Yield the references of a schema, but for parts with an `$id`, where they mean something else."""
+    if isinstance(schema, list):
+        for each in schema:
+            yield from _find_references(each)
+    elif isinstance(schema, dict):
+        for key, value in schema.items():
+            if key == "$ref" and isinstance(value, str):
+                yield value
+            elif key not in _DATA and not (isinstance(value, dict) and "$id" in value):
+                yield from _find_references(value)
 
 
 def _refuse_constant(name: str) -> None:
@@ -124,6 +157,8 @@ def _compile_schema(written: str) -> Check:
     """Return the check of a JSON Schema; raises `RewardError` if the text is none."""
     import jsonschema
     from referencing import Registry
+    from referencing.exceptions import Unresolvable
+    from referencing.jsonschema import DRAFT202012, specification_with
 
     try:
         schema = json.loads(written)
@@ -136,7 +171,16 @@ def _compile_schema(written: str) -> Check:
         where = f" at {error.json_path}" if error.path else ""
         raise RewardError(f"not a JSON Schema: {error.message[:200]}{where}") from error
     # Without a registry of its own, it would fetch references from the network.
-    validate = validator(schema, registry=Registry())
+    registry: Any = Registry()
+    validate = validator(schema, registry=registry)
+    for reference in _find_references(schema):
+        kind = specification_with(schema.get("$schema", ""), default=DRAFT202012)
+        try:
+            registry.resolver_with_root(kind.create_resource(schema)).lookup(reference)
+        except Unresolvable as error:
+            where = "the schema has no such part" if reference[:1] == "#" else "it is not fetched"
+            fix = "write that part, such as under `$defs`, or correct the reference"
+            raise RewardError(f"`$ref: {reference}`: {where}. Fix: {fix}") from error
 
     def check(value: Any) -> str:
         fault = next(validate.iter_errors(value), None)

@@ -34,6 +34,8 @@ _OPENAI = "https://api.openai.com/v1"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _KEY = re.compile(r"(?=.*[a-z])(?=.*[0-9]).{20,}")
 """What no environment variable is called, and many keys look like."""
+_FILE = re.compile(r"\S+\.(?:txt|md|jinja2?|j2|ya?ml|json)")
+_TEMPLATE = re.compile(r"\{\{\s*(\w+)[^{}]*\}\}")
 _CACHE_VERSION = 1
 """Raise it if verdicts of the same request would mean something else."""
 _ONE = '{"reason": "<one short sentence>", "score": <number>}'
@@ -158,6 +160,15 @@ class JudgeParams(RewardParams):
             message = f"the environment variable {self.api_key_env} is not set"
             fix = f"export {self.api_key_env}=…, or set base_url to a server that needs no key"
             faults.append(Issue(message, fix, "api_key_env"))
+        if _FILE.fullmatch(self.rubric):
+            message = (
+                f"{self.rubric!r} is the name of a file, which is not read: the judge gets the name"
+            )
+            faults.append(Issue(message, "write the text itself", "rubric", level="warning"))
+        if column := _TEMPLATE.search(self.rubric):
+            message = f"`{column[0]}` is not filled in: the judge reads it as it is"
+            fix = f"write `reference: {column[1]}`, which shows the judge that column, and leave it out"
+            faults.append(Issue(message, fix, "rubric", level="warning"))
         return faults
 
     def waits(self, *, limited: bool) -> bool:

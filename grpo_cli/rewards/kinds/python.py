@@ -47,6 +47,8 @@ TRL_PARAMETERS = (
 Source: `GRPOTrainer._calculate_rewards` (TRL 1.16).
 """
 _SINGULARS = {"prompt": "prompts", "completion": "completions"}
+_VERL = "solution_str"
+"""What verl calls a completion: its functions score one at a time."""
 _CHANGES = frozenset("add append clear discard extend insert pop popleft setdefault update".split())
 """Methods that change a container."""
 _NOT_COPIED = frozenset({"trainer_state", "log_extra", "log_metric", "environments"})
@@ -105,6 +107,8 @@ class PythonParams(RewardParams):
     def required_columns(self) -> tuple[str, ...]:
         definition = self._definition()
         required = dict.fromkeys(_required_names(signature_of(definition)))
+        if _VERL in required:
+            return ()  # `problems` tells
         required |= dict.fromkeys(_keys_read_first(definition))
         return tuple(name for name in required if not self._is_passed(name))
 
@@ -112,6 +116,21 @@ class PythonParams(RewardParams):
         parameters = signature_of(self._definition()).parameters.values()
         named = (each.name for each in parameters if each.kind is not each.VAR_KEYWORD)
         return tuple(name for name in named if not self._is_passed(name))
+
+    def explain_constant(self, prompt: Any, row: Mapping[str, Any]) -> str:
+        definition = self._definition()
+        nodes = list(ast.walk(definition)) if isinstance(definition, Function) else []
+        read = {node.id for node in nodes if isinstance(node, ast.Name)}
+        read |= {node.value for node in nodes if isinstance(node, ast.Constant)}  # type: ignore[misc]
+        rest = definition.args.kwarg if isinstance(definition, Function) else None
+        if nodes and not read & {"completions", "completion_ids", rest.arg if rest else ""}:
+            return "score `completions`, which the function does not read"
+        if numbers := [each for each in self.named_columns() if isinstance(row.get(each), int)]:
+            [name, *_] = numbers
+            return f"compare with `str(…)` of `{name}`: it is a number ({row[name]}), and completions are text"
+        if not isinstance(prompt, str) and "content" not in read:
+            return 'each completion is a list of messages here, whose text is `completion[0]["content"]`'
+        return ""
 
     def _is_passed(self, name: str) -> bool:
         return name in TRL_PARAMETERS or name in _SINGULARS or name in self.kwargs
@@ -122,6 +141,10 @@ class PythonParams(RewardParams):
         except SourceError as error:
             return [Issue(error.seen, error.fix, "path")]
         call, required = f"{self.function}()", _required_names(signature)
+        if _VERL in required:
+            seen = f"{call} has the signature of verl: one text (`{_VERL}`), one score"
+            fix = f"write `def {self.function}(completions, answer, **kwargs)`, which returns a list of scores"
+            return [Issue(seen, fix, "path")]
         faults = [
             Issue(f"{call} needs {name!r}, which TRL does not pass", f"name it {plural!r}", "path")
             for name, plural in _SINGULARS.items()
@@ -276,8 +299,10 @@ async def _wait(values: Awaitable[Any]) -> Any:
 
 def _as_scores(values: Any) -> list[Score]:
     if not isinstance(values, Iterable) or isinstance(values, str | Mapping):
-        kind = type(values).__name__
-        raise RewardError(f"the function returned {kind}, not a list with one number a completion")
+        seen = f"the function returned {type(values).__name__}, not a list with one number a completion"
+        if callable(values):
+            seen += ". Fix: if it makes the reward, write `reward = …()` in the file, and name that"
+        raise RewardError(seen)
     return [Score(value) for value in values]
 
 

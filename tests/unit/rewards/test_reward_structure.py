@@ -67,9 +67,27 @@ def test_a_row_without_a_schema_does_not_apply():
 
 
 def test_references_are_not_fetched():
-    params = JsonParams(json_schema={"$ref": "http://127.0.0.1:9/x.json"})
-    [result] = params.build(RewardContext(64))(Batch([""], ["{}"]))
-    assert "Unresolvable" in repr(result)
+    for reference, why in (
+        ("http://127.0.0.1:9/x.json", "it is not fetched"),
+        ("#/$defs/a", "no such part"),
+    ):
+        [issue] = JsonParams(json_schema={"properties": {"a": {"$ref": reference}}}).problems()
+        assert (issue.path, reference in issue.seen, why in issue.seen) == (
+            "json_schema",
+            True,
+            True,
+        )
+    inside = {"$ref": "#/$defs/a", "$defs": {"a": {"const": {"$ref": "not one"}}}}
+    assert JsonParams(json_schema=inside).problems() == []
+
+
+def test_a_rows_schema_that_is_not_json_is_found_before_scoring():
+    rows = Batch(
+        [""] * 3, [""] * 3, columns={"s": ["{'type': 'object'}", '{"type": "object"}', None]}
+    )
+    faults = [JsonParams(column="s").gold_fault(rows, row) for row in range(3)]
+    assert [bool(fault) for fault in faults] == [True, False, False]
+    assert "json.dumps" in faults[0].fix
 
 
 def test_wrong_parameters_are_refused():
@@ -89,6 +107,7 @@ def test_problems(tmp_path):
     where, message = issue.path, issue.seen
     assert where == "path"
     assert "cannot be read" in message
+    assert issue.fix == "correct the path, or write the file"
     with pytest.raises(RewardError, match="not a JSON Schema"):
         JsonParams(json_schema={"type": 3}).refuse(RewardContext(64))
 

@@ -125,8 +125,9 @@ def test_a_gold_that_does_not_win_is_an_error(attempt, tmp_path):
     ]
     trial = attempt("- {kind: math}\n- {kind: json}")
     assert found(trial, "warning") == []
-    assert "`json` gives 0 to every answer tried: none has the form that it rewards" in found(
-        trial, "note"
+    assert (
+        "`json` gives 0 to the answers tried, none of which has the form that it rewards"
+        in found(trial, "note")
     )
     rows = [{**row, "answer": ["x", "y"][at % 2]} for at, row in enumerate(ROWS)]
     trial = attempt("- {kind: choice, choices: ABXY}", rows)
@@ -188,7 +189,26 @@ def test_answers_of_ones_own_are_templates(attempt):
 def test_a_form_that_no_answer_has_is_a_note(attempt):
     trial = attempt("- {kind: math}\n- {kind: regex, pattern: '^So: '}")
     assert found(trial, "warning") == []
-    assert "`regex` gives 0 to every answer tried" in found(trial, "note")[0]
+    assert "`regex` gives 0 to the answers tried, none of which" in found(trial, "note")[0]
+    trial = attempt("- {kind: code}", [{**row, "tests": "assert f() == 1"} for row in ROWS])
+    assert found(trial, "warning") == []
+    assert "as the data has no right ones to try" in "".join(found(trial, "note"))
+
+
+@pytest.mark.parametrize(
+    ("body", "fix"),
+    [
+        ("[float(c == a) for c, a in zip(completions, answer)]", "`str(…)` of `answer`"),
+        ("[float(len(p)) * 0 for p in prompts]", "score `completions`, which the function"),
+    ],
+)
+def test_why_a_function_gives_one_score_is_said(attempt, tmp_path, body, fix):
+    (tmp_path / "own.py").write_text(
+        f"def f(prompts, completions, answer, **kw):\n    return {body}\n"
+    )
+    trial = attempt("- {kind: python, path: ./own.py:f}", [{**row, "answer": 2} for row in ROWS])
+    [problem] = [each for each in trial.problems if each.level == "warning"]
+    assert fix in problem.fix
 
 
 def test_rewards_under_a_condition_are_tried_where_it_holds(attempt):
@@ -197,7 +217,6 @@ def test_rewards_under_a_condition_are_tried_where_it_holds(attempt):
     trial = attempt(
         """\
 - {kind: math, when: 'task == "math"'}
-- {kind: length, target: 3, name: of_no_row_tried, when: 'source == "b"'}
 - {kind: length, target: 3, when: 'task == "chat"', scale: 0.01}
 - {kind: length, target: 3, name: never, when: 'task == "poetry"'}
 """,
@@ -205,8 +224,9 @@ def test_rewards_under_a_condition_are_tried_where_it_holds(attempt):
     )
     assert result(trial, "gold").rows == 6
     assert result(trial, "gold").rewards["math"] == 1.0
-    assert "`never` gives no score to any row tried" in "".join(found(trial, "warning"))
-    assert "of_no_row_tried" not in "".join(found(trial, "warning"))
+    assert '`task == "poetry"` holds for none of the 12 rows (task: math, chat)' in found(
+        trial, "warning"
+    )
 
 
 def test_tokens_are_counted_with_the_models_own_tokenizer(attempt):
