@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy
 import torch
 from transformers import GenerationConfig
 
@@ -263,11 +264,14 @@ def sampling_state(model: Any, config: GenerationConfig | None, seed: int | None
     own_config = owner.generation_config
     modes = [(module, module.training) for module in model.modules()]
     cuda = [model.device] if model.device.type == "cuda" else []
+    # On a GPU, an engine of vLLM in this process draws from it (0.31, `v1/worker/gpu/sample/states.py`).
+    numpy_state = numpy.random.get_state()
     with torch.random.fork_rng(devices=cuda):
         try:
             owner.generation_config = config or own_config
             model.eval()
             if seed is not None:
+                numpy.random.seed(seed % 2**32)
                 # Not `torch.manual_seed`: states of other devices would not be restored.
                 torch.random.default_generator.manual_seed(seed)
                 for device in cuda:
@@ -275,6 +279,7 @@ def sampling_state(model: Any, config: GenerationConfig | None, seed: int | None
                         torch.cuda.manual_seed(seed)
             yield
         finally:
+            numpy.random.set_state(numpy_state)
             owner.generation_config = own_config
             for module, training in modes:
                 module.training = training

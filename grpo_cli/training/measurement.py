@@ -18,7 +18,13 @@ from grpo_cli.analysis.samples import ScoredCompletion, group_by_row, score_samp
 from grpo_cli.data.mixing import SOURCE
 from grpo_cli.data.rows import canonical_json
 from grpo_cli.environments.player import Player, sample_episodes
-from grpo_cli.fast.completions import Completion, Images, open_sampler, sample_completions
+from grpo_cli.fast.completions import (
+    Completion,
+    Images,
+    open_sampler,
+    sample_completions,
+    sampling_state,
+)
 from grpo_cli.recipe.dataset import IMAGES
 from grpo_cli.recipe.evaluation import EvaluationConfig
 from grpo_cli.rewards.building import right_scores
@@ -182,14 +188,15 @@ class Measurer:
         # Each process plays equally many.
         share = math.ceil(len(self.rows) / self.session.processes.num_processes)
         padded = [*rows.to_list(), *[self.rows[0]] * (share - len(rows))]
-        played = play(
-            padded,
-            lambda ids, most: vllm.sample_apart(
-                ids, count=1, temperature=evaluation.temperature, max_tokens=most
-            ),
-            batch_size=_VLLM_BATCH,
-            agree=agree_over_processes,
-        )
+        with sampling_state(model, None, seed):
+            played = play(
+                padded,
+                lambda ids, most: vllm.sample_apart(
+                    ids, count=1, temperature=evaluation.temperature, max_tokens=most
+                ),
+                batch_size=_VLLM_BATCH,
+                agree=agree_over_processes,
+            )
         return [group * repeats for group in played[: len(rows)]]
 
     def _measure_more(self, name: str, phase: str, model: Any) -> dict[str, Any]:

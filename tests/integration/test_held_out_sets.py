@@ -3,8 +3,10 @@
 import json
 from types import SimpleNamespace
 
+import numpy
 import pytest
 import torch
+from datasets import Dataset
 from safetensors.torch import load_file
 
 from grpo_cli.training.measurement import Measurer
@@ -196,3 +198,28 @@ def test_processes_that_share_vllms_model_draw_the_same_tokens(monkeypatch):
         vllm = SimpleNamespace(tensor_parallel_size=2)
         Measurer(session, (), [0], None, vllm=vllm)._sample_and_score("", [0], None, None)
     assert seeds == [7, 7, 8, 8]
+
+
+def test_episodes_that_vllm_samples_leave_the_random_state_of_the_training_alone(monkeypatch):
+    """An engine in this process draws from torch's generators, or on a GPU (0.31) from numpy's."""
+    model = torch.nn.Linear(1, 1)
+    model.device, model.generation_config = torch.device("cpu"), None
+    drawn = []
+    vllm = SimpleNamespace(
+        sync_weights=lambda: None,
+        sample_apart=lambda *_, **__: drawn.append((torch.rand(1).item(), numpy.random.rand())),
+    )
+    monkeypatch.setattr(
+        "grpo_cli.training.measurement.sample_episodes",
+        lambda _, rows, draw, **__: draw(rows, 1) or [],
+    )
+    session = SimpleNamespace(recipe=None, processes=SimpleNamespace(num_processes=1))
+    evaluation = SimpleNamespace(samples_per_prompt=1, temperature=1.0)
+    rows = Dataset.from_list([{"prompt": "a"}])
+    measurer = Measurer(session, (), rows, evaluation, vllm=vllm)
+    for _ in range(2):
+        before = torch.get_rng_state(), str(numpy.random.get_state())
+        measurer._play(None, "", rows, model, None, seed=5)
+        assert torch.equal(torch.get_rng_state(), before[0])
+        assert str(numpy.random.get_state()) == before[1]
+    assert drawn[0] == drawn[1]

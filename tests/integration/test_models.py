@@ -6,6 +6,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from huggingface_hub import constants
@@ -583,9 +584,22 @@ def test_the_model_and_the_random_state_are_left_alone(seed: int | None, pair: t
     model.model.layers[0].eval()
     model.gradient_checkpointing_enable()
     model.config.use_cache = False
-    before = torch.get_rng_state()
+    before = torch.get_rng_state(), str(numpy.random.get_state())
     sample(*pair, PROMPTS, temperature=1.0, seed=seed)
-    assert torch.equal(torch.get_rng_state(), before)
+    # As vLLM's engines on a GPU.
+    drawn = [
+        sample(
+            *pair,
+            PROMPTS,
+            temperature=1.0,
+            seed=seed,
+            generate=lambda rows: numpy.random.randint(3, 200, (len(rows), 8)).tolist(),
+        )
+        for _ in range(2)
+    ]
+    assert drawn[0] == drawn[1]
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert str(numpy.random.get_state()) == before[1]
     assert model.training
     assert not model.model.layers[0].training
     assert model.model.layers[1].training
