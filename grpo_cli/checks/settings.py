@@ -1,6 +1,7 @@
 """Settings without effect, texts that YAML reads otherwise, and the parts of `training.fast` that are on."""
 
 import ast
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -295,19 +296,20 @@ def _check_optimization(recipe: Recipe) -> Iterator[Issue]:
 
 def _check_beyond_the_end(recipe: Recipe, steps: int) -> Iterator[Issue]:
     training, saves = recipe.training, read_setting(recipe, "save_strategy")
+    # Both come after the last step too, wherever it falls (transformers 5.17, `DefaultFlowCallback`).
     for key, strategy, effect in (
-        ("eval", training.eval_strategy, ", so it never happens"),
-        ("save", saves, "; only the last step is saved"),
+        ("eval", training.eval_strategy, "evaluated"),
+        ("save", saves, "saved"),
     ):
         name = f"{key}_steps"
         every = read_setting(recipe, name) or 0
         if strategy == "steps" and name in training.model_fields_set and every > steps:
-            seen = f"{every:g} is after the last step of this training ({steps}){effect}"
+            seen = f"{every:g} is after the last step of this training ({steps}); only the last step is {effect}"
             fix = f"set it to {max(steps // 4, 1)}, say"
             yield Issue(seen, fix, f"training.{name}", level="warning")
     every = read_setting(recipe, "eval_steps") or 0
-    every = every * steps if every < 1 else every
-    stopping, evaluations = training.early_stopping, int(steps // every) if every else 0
+    every = math.ceil(every * steps) if every < 1 else every
+    stopping, evaluations = training.early_stopping, math.ceil(steps / every) if every else 0
     if stopping and training.eval_strategy == "steps" and 0 < evaluations <= stopping.patience:
         seen = (
             f"{stopping.patience} is never reached: there are {evaluations} evaluations, and the first is the "
