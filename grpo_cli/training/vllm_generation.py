@@ -62,7 +62,7 @@ def patched_vllm(session: Session, while_waiting: Callable[[], None]) -> Iterato
     changes: dict[str, Any] = {"VLLMClient": RunClient}
     if hasattr(vllm_generation, "LLM"):
         options = _engine_options(session.recipe, rank)
-        changes["LLM"] = partial(_build_engine, vllm_generation.LLM, options)
+        changes["LLM"] = partial(_build_engine, vllm_generation.LLM, options, session.recipe.seed)
     with (
         replaced(grpo_trainer, VLLMGeneration=RunGeneration),
         replaced(vllm_generation, **changes),
@@ -78,10 +78,12 @@ def _engine_options(recipe: Recipe, rank: int | None) -> dict[str, Any]:
     return {"revision": recipe.model.revision, "mm_processor_kwargs": processor, **lora}
 
 
-def _build_engine(engine: Any, more: dict[str, Any], **options: Any) -> Any:
-    """Return an engine in this process."""
+def _build_engine(
+    engine: Any, more: dict[str, Any], base_seed: int, *, seed: int, **options: Any
+) -> Any:
+    """Return an engine in this process; TRL's seed is the same in every run: the number of the process."""
     with _explained_refusal():
-        return engine(**options, **more)
+        return engine(**options, **more, seed=(base_seed + seed) % 2**32)
 
 
 @contextmanager

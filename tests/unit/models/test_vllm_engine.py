@@ -135,17 +135,20 @@ def test_vllm_reads_images_as_training_does_and_gets_adapters_of_the_vision_part
     assert adapter_rank(recipe(tmp_path, *images, "model.lora={}"), "cuda") == 16
 
 
-def test_an_engine_in_the_training_reads_the_revision_that_is_trained(tmp_path, monkeypatch):
-    found = recipe(tmp_path, "model.path=org/model", "model.revision=v2", "model.lora={}")
+def test_an_engine_in_the_training_has_the_recipes_revision_and_seed(tmp_path, monkeypatch):
+    flags = ["model.path=org/model", "model.revision=v2", "model.lora={}", "seed=7"]
+    found = recipe(tmp_path, *flags)
     session = SimpleNamespace(
         recipe=found, folder=RunFolder(tmp_path), cpu=False, end_hung=pytest.fail
     )
     monkeypatch.setattr(vllm_generation, "LLM", lambda **options: options, raising=False)
     with patched_vllm(session, pytest.fail):
-        options = vllm_generation.LLM(model="org/model")
+        # As TRL does in process 3.
+        options = vllm_generation.LLM(model="org/model", seed=3)
     # An adapter alone is sent: no other weights take the place of these.
     assert options["enable_lora"]
     assert options["revision"] == "v2"
+    assert options["seed"] == 10
 
 
 class Refusing(http.server.BaseHTTPRequestHandler):
