@@ -157,7 +157,7 @@ def _score_group(
     from grpo_cli.fast.completions import Completion
 
     size = session.recipe.generation.num_generations
-    texts = [[f"The answer is {n}." + more * n for n in range(size)] for more in ("", " So it is.")]
+    texts = [[f"The answer is {n}." + more for n in range(size)] for more in ("", " So it is.")]
     groups = [
         [Completion(text, tuple(session.encode(text)), clipped=False) for text in group]
         for group in texts
