@@ -114,16 +114,13 @@ def _find_misfit(file: Path, model: ModelConfig) -> Fault | None:
         for weights in sorted(base.glob("model*.safetensors")) if base and base.is_dir() else ():
             own |= read_tensors_header(weights)[1]
     for name, shape in sorted(adapter.items()):
-        layer, is_lora, factor = name.removeprefix(_PREFIX).partition(".lora_")
-        # Factor A reads what the layer reads, B writes what it writes; GPT-2's layers are transposed.
-        size = shape[0 if factor.startswith("B") else -1]
+        layer, _, factor = name.removeprefix(_PREFIX).partition(".lora_")
         weight = own.get(f"{layer}.weight", ())
-        if (
-            is_lora
-            and factor in ("A.weight", "B.weight")
-            and len(weight) == 2
-            and size not in weight
-        ):
+        # Factor A reads what the layer reads, B writes what it writes; GPT-2's layers are transposed, and weights
+        # that are packed have one column.
+        end = {"A.weight": -1, "B.weight": 0}.get(factor)
+        matrices = len(shape) == len(weight) == 2 and 1 not in weight
+        if end is not None and matrices and shape[end] not in weight:
             shapes = [" × ".join(map(str, each)) for each in (shape, weight)]
             seen = f"was trained on a model of another size: {name} is {shapes[0]}"
             seen += f", and {layer}.weight of {model.path} is {shapes[1]}"

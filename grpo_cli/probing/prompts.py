@@ -203,13 +203,12 @@ def check_template(
     """
     if isinstance(prompt, str):
         return
-    begun, rest = {"add_generation_prompt": True}, prompt[1:]
-    rendered = _fill(tokenizer, prompt, kwargs, **begun)
-    if (
-        rest
-        and prompt[0]["role"] == "system"
-        and rendered == _fill(tokenizer, rest, kwargs, **begun)
-    ):
+    rendered = _fill(tokenizer, prompt, kwargs, add_generation_prompt=True)
+    # An episode may begin with its system message alone.
+    rest = prompt[1:] if prompt[0]["role"] == "system" else []
+    if rendered is None:
+        return
+    if rest and rendered == _fill(tokenizer, rest, kwargs, add_generation_prompt=True):
         yield Issue(
             "the chat template leaves out the system message: prompts with and without it are the same",
             "move its text into `dataset.prompt.user`, or set `model.chat_template` to one that shows it",
@@ -220,8 +219,8 @@ def check_template(
         )
     answered = _fill(tokenizer, [*prompt, _answer_to(prompt)], kwargs) or ""
     before = answered.rpartition(_MARK)[0]
-    is_ignored = rendered == _fill(tokenizer, prompt, kwargs, add_generation_prompt=False)
-    if rendered and is_ignored and (opening := before.removeprefix(rendered).strip()):
+    opening = before.removeprefix(rendered).strip() if before.startswith(rendered) else ""
+    if opening and rendered == _fill(tokenizer, prompt, kwargs, add_generation_prompt=False):
         yield Issue(
             f"the prompt ends before {opening!r:.60}, with which the chat template begins an answer: it does not "
             "read `add_generation_prompt`",

@@ -365,15 +365,14 @@ def _indent_strays(tree: Node, home: Home) -> Iterator[Issue]:
 
 def _lift_sections(tree: Node) -> Iterator[Issue]:
     """Move sections that stand inside another one to the top level, and report each once."""
+    sections = Recipe.model_fields.keys() - {"name", "description", "seed"}
     for owner, node in list(tree.value.items()):
         inside = node.value if isinstance(node.value, dict) else {}
-        # A dataset has a `name` of its own.
-        for key in sorted(inside.keys() & Recipe.model_fields.keys() - {"name", "seed"}):
-            if key not in tree.value:
-                tree.value[key], place = inside.pop(key), node.key_locations[key]
-                tree.key_locations[key] = place
-                seen = f"`{key}` is a section of its own, and stands in `{owner}`"
-                yield Issue(seen, "move it to the top level: unindent it", f"{owner}.{key}", place)
+        for key in sorted(inside.keys() & sections - tree.value.keys()):
+            place = node.key_locations.get(key, node.location)
+            tree.value[key], tree.key_locations[key] = inside.pop(key), place
+            seen = f"`{key}` is a section of its own, and stands in `{owner}`"
+            yield Issue(seen, "move it to the top level: unindent it", f"{owner}.{key}", place)
 
 
 def _check_key(tree: Node, home: Home, model: type[BaseModel], key: str) -> list[Issue]:
