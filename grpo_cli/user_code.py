@@ -6,15 +6,16 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
-import io
+import os
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from types import FrameType, ModuleType
-from typing import Any
+from typing import Any, TextIO
 
 from grpo_cli.errors import RunError, nearest
 
@@ -121,18 +122,22 @@ def load_file(path: Path) -> ModuleType:
     # Registered before it runs, as dataclasses and pickle look their module up by name.
     sys.modules[name] = module
     try:
-        with _empty_stdin():
-            spec.loader.exec_module(module)
+        spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise
     return module
 
 
+@cache
+def _no_input() -> TextIO:
+    return open(os.devnull)
+
+
 @contextmanager
 def _empty_stdin() -> Iterator[None]:
     """Make a module that reads standard input at its import fail; it would wait for an answer."""
-    before, sys.stdin = sys.stdin, io.StringIO()
+    before, sys.stdin = sys.stdin, _no_input()
     try:
         yield
     finally:
@@ -142,7 +147,8 @@ def _empty_stdin() -> Iterator[None]:
 def load_name(path: str) -> Any:
     """Import `file.py:name` or `module:name`, and return what it names; what the import raises passes through."""
     source, _, name = path.rpartition(":")
-    module = load_file(Path(source)) if is_file(source) else importlib.import_module(source)
+    with _empty_stdin():
+        module = load_file(Path(source)) if is_file(source) else importlib.import_module(source)
     if not hasattr(module, name):
         raise SourceError(f"{source} has no {name!r}", "define it, or name another")
     return getattr(module, name)

@@ -17,6 +17,7 @@ from grpo_cli.checks.rows import (
     check_made_columns,
     check_shown_golds,
     check_source,
+    check_tasks,
     find_templates,
 )
 from grpo_cli.checks.settings import check_repeated
@@ -257,6 +258,7 @@ def _check_seen(
                 problems += lacking
                 del params[index]
         problems += _check_needed_columns(kinds, available | everywhere)
+        problems += check_tasks(loaded.recipe, dataset, params, kinds)
         problems += _check_conditions(loaded, dataset, available | everywhere, batch)
         problems += look_at_images(seen.train.rows if seen.train else (), images, names)
         if loaded.recipe is not None and not images:

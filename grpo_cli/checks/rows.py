@@ -1,7 +1,7 @@
 """Rows and files of rows that are not what the recipe takes them for, as the first of them show."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from os.path import basename
 from typing import Any
 
@@ -11,7 +11,7 @@ from grpo_cli.data.rows import Row, RowNames, show_names
 from grpo_cli.data.sources import Preview, SplitPreview
 from grpo_cli.data.tasks import LEVEL
 from grpo_cli.issues import Issue, Level
-from grpo_cli.recipe.dataset import SingleDataset
+from grpo_cli.recipe.dataset import ReasoningGymDataset, SingleDataset
 from grpo_cli.recipe.loading import LoadedRecipe
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.rewards.contract import RewardParams
@@ -196,3 +196,23 @@ def check_source(recipe: Recipe | None, source: SingleDataset, seen: Preview) ->
         text = f"its rows have a column `{SOURCE}`, which the name of the source replaces"
         fix = f"to keep it, give it another name: `columns: {{origin: {SOURCE}}}`"
         yield Issue(text, fix, "dataset", level="warning")
+
+
+def check_tasks(
+    recipe: Recipe | None,
+    dataset: SingleDataset,
+    rewards: Mapping[int, RewardParams],
+    kinds: Mapping[str, Any],
+) -> Iterator[Issue]:
+    """Find rewards and environments that score rows of reasoning-gym as another task does."""
+    own = dataset.task if isinstance(dataset, ReasoningGymDataset) else None
+    configs = recipe.rewards if recipe and own else ()
+    # A `when` may leave these rows out.
+    whole = {at for at, config in enumerate(configs) if not config.when}
+    scorers = {f"rewards.{at}": each for at, each in rewards.items() if at in whole}
+    for path, params in {**scorers, **kinds}.items():
+        task = getattr(params, "task", None) if params.kind == "reasoning_gym" else None
+        if own and task not in (None, own):
+            seen = f"scores answers as {task} does, and the rows are of {own}"
+            fix = "remove it: each row names its task"
+            yield Issue(seen, fix, f"{path}.task", level="warning")

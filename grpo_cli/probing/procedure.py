@@ -129,8 +129,9 @@ class Session:
     shape: "ModelShape | None" = None
 
     def add(self, findings: Iterable[Issue]) -> None:
-        """Keep what was found."""
-        self.probe.findings += findings
+        """Keep what was found, once."""
+        known = self.probe.findings
+        known += [finding for finding in findings if finding not in known]
 
     @contextmanager
     def failing(

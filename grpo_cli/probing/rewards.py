@@ -139,7 +139,9 @@ def _check_judge_model(reward: Reward, response: Any, path: str) -> Iterator[Iss
     except (ValueError, TypeError, KeyError):
         return
     model = getattr(reward.params, "model", None)
-    if response.is_success and names and model not in names:
+    # Tags (Ollama's `:latest`) and folders (`models/`) may be left out.
+    known = {short for name in names for short in (name, name.split(":")[0], name.split("/")[-1])}
+    if response.is_success and names and model not in known:
         seen = f"`{reward.name}`: the endpoint does not list {model}; it has {', '.join(names[:5])}"
         fix, why = suggest(str(model), names, "name one of these"), "the first request would fail"
         subject, at = "rewards: endpoint", f"{path}.model"

@@ -18,7 +18,7 @@ from grpo_cli.environments.contract import (
 )
 from grpo_cli.environments.kinds.function import find_path_faults, make_tool
 from grpo_cli.issues import Issue
-from grpo_cli.user_code import Function, find_name, load_name, signature_of
+from grpo_cli.user_code import Function, bindings, find_name, load_name, signature_of
 
 _OWN = frozenset({"reset", "step", "reward", "get_reward", "gold", "close"})
 """Methods that are no tools."""
@@ -61,8 +61,10 @@ class PythonEnvironmentParams(EnvironmentParams):
         node = find_name(self.path)
         if not isinstance(node, ast.ClassDef) or node.bases or node.decorator_list or node.keywords:
             return  # what else it has is known once it is imported
-        methods = _definitions(node)
-        if "reset" not in methods:
+        methods, names = _definitions(node), bindings(ast.Module(node.body, [])).keys()
+        if names & {"__new__", "__getattr__"}:
+            return
+        if "reset" not in names:
             own = ", ".join(f"{name}()" for name in methods if not name.startswith("_"))
             fix = "write `def reset(self, seed)`, which begins an episode, or rename the method that does"
             yield Issue(
@@ -72,10 +74,10 @@ class PythonEnvironmentParams(EnvironmentParams):
         parameters = list(signature_of(init).parameters.values())[1:] if init else []
         if any(each.kind is each.VAR_KEYWORD for each in parameters):
             return
-        names = [each.name for each in parameters]
+        accepted = [each.name for each in parameters]
         for name in self.kwargs:
-            if name not in names:
-                fix = suggest(name, names, "remove it, or add it to `__init__`")
+            if name not in accepted:
+                fix = suggest(name, accepted, "remove it, or add it to `__init__`")
                 yield Issue(f"{node.name}() takes no argument {name!r}", fix, f"kwargs.{name}")
 
     def required_columns(self) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 CodePlace = Literal["python", "block", "text"]
 
+_IMPORT = re.compile(r"^(?:import|from)\s+(\w+)", re.MULTILINE)
 LONGEST_PROGRAM = 1_000_000
 """Bytes of a program; longer ones are not run."""
 
@@ -114,13 +116,20 @@ class CodeParams(RewardParams):
     def gold_fault(self, batch: Batch, row: int) -> Issue | None:
         """Return why the row's tests cannot be read; a row may have none."""
         try:
-            self._read_tests(batch, row)
+            tests = self._read_tests(batch, row)
         except Exception as error:  # what scoring the row would fail with
             fix = (
                 "name the column that holds them (`tests: …`), or correct them: write lists and dicts "
                 "with `json.dumps` (not `str` or `repr`) when you make the data"
             )
             return Issue(str(error), fix, "tests")
+        codes = [test.check.setup for test in tests if test.check]
+        imported = [name for code in codes for name in _IMPORT.findall(code)]
+        if foreign := [] if self.packages else sorted({*imported} - sys.stdlib_module_names):
+            seen = f"the tests import {', '.join(foreign)}, and with `packages: false` they cannot"
+            return Issue(
+                seen, "set `packages: true` and `memory_mib: 4096`", "packages", level="warning"
+            )
         return None
 
     def waits(self, *, limited: bool) -> bool:

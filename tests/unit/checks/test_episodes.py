@@ -33,6 +33,16 @@ def find(folder, text):
         ),
         ("tools: [{kind: python_code, timeout_s: 30}]\n", "tools.0.timeout_s", "warning"),
         (GAME, "generation.max_completion_length", "note"),
+        (
+            "environment: [{kind: python, path: './game.py:Game'}, {kind: python, path: './game.py:Game'}]\n",
+            "environment.1",
+            "warning",
+        ),
+        (
+            "environment: {kind: reasoning_gym}\nepisode: {max_turns: 2}\n",
+            "environment.tries",
+            "warning",
+        ),
     ],
 )
 def test_a_setting_that_does_not_fit_is_named(tmp_path, text, path, level):

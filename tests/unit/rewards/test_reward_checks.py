@@ -243,6 +243,64 @@ def test_a_key_in_place_of_its_variables_name_is_never_shown(check, secret):
             "(row 2; so it is in ",
             "or correct them",
         ),
+        (
+            {"kind": "code"},
+            [{"tests": "import numpy as np\nassert np.isclose(f(1), 1)"}],
+            "error",
+            "packages",
+            "the tests import numpy",
+            "set `packages: true`",
+        ),
+        (
+            {"kind": "json", "column": "schema"},
+            [{"schema": "{}"}, {"schema": "{'type': 'object'}"}],
+            "error",
+            "column",
+            "the schema is not JSON",
+            "`json.dumps`",
+        ),
+        (
+            {"kind": "answer_format", "min_think_characters": 2000},
+            [{}],
+            "error",
+            "min_think_characters",
+            "2000 characters are more than a completion can have",
+            "write at most 64",
+        ),
+        (
+            {"kind": "repetition", "ngram_size": 50},
+            [{}],
+            "error",
+            "ngram_size",
+            "50 words are more than a completion can have",
+            "write at most 8",
+        ),
+        (
+            {
+                "kind": "judge",
+                "model": "m",
+                "rubric": "./a.txt",
+                "base_url": "http://localhost:1/v1",
+            },
+            [{}],
+            "warning",
+            "rubric",
+            "'./a.txt' is the name of a file",
+            "write the text itself",
+        ),
+        (
+            {
+                "kind": "judge",
+                "model": "m",
+                "rubric": "Is it {{ gold }}?",
+                "base_url": "http://localhost:1/v1",
+            },
+            [{}],
+            "warning",
+            "rubric",
+            "`{{ gold }}` is not filled in",
+            "write `reference: gold`",
+        ),
     ],
 )
 def test_common_mistakes_are_named_with_their_place_and_fix(
@@ -253,3 +311,23 @@ def test_common_mistakes_are_named_with_their_place_and_fix(
     assert seen in problem.seen
     assert fix in problem.fix
     assert problem.location is not None
+
+
+def test_a_reward_with_both_signs_cancels(check):
+    one = {"kind": "regex", "pattern": "a+", "name": "a"}
+    [problem] = check([one, {**one, "name": "b", "weight": -1}], [{}] * 4)
+    assert (problem.level, problem.path) == ("warning", "rewards.1")
+    assert "they cancel each other out" in problem.seen
+
+
+def test_a_task_of_reasoning_gym_other_than_the_rows_is_named(tmp_path):
+    text = GOOD.partition("dataset:")[0] + (
+        "dataset: {kind: reasoning_gym, task: countdown, size: 8, prompt: {user: '{{ question }}'}}\n"
+        "rewards: [{kind: reasoning_gym, task: chain_sum}]\n"
+    )
+    text += "generation:" + GOOD.partition("generation:")[2]
+    problems = check_recipe(
+        write_recipe(tmp_path, text), hardware=Hardware(gpus=0, cpus=2)
+    ).problems
+    [problem] = [each for each in problems if each.path == "rewards.0.task"]
+    assert "as chain_sum does, and the rows are of countdown" in problem.seen
