@@ -105,7 +105,8 @@ def _count_rows(checked: "CheckedRecipe") -> str:
 def _describe_sources(dataset: Any, seen: "Preview") -> str:
     parts = []
     for (name, share), size in zip(dataset.shares.items(), seen.sources, strict=True):
-        times = share * seen.train_rows / size if size and seen.train_rows else None
+        # An epoch ends when every row has been drawn.
+        times = max(share * seen.train_rows / size, 1.0) if size and seen.train_rows else None
         often = f"{times:.2g} times" if times else ""
         often = "once" if often == "1 times" else often
         rows = f" ({size:,} rows, each about {often})" if often else ""

@@ -177,7 +177,9 @@ def _say_data(kind: str, data: Mapping[str, Any]) -> str:
     held_out = f", {data['eval_rows']:,} held out" if data.get("eval_rows") else ""
     mark = f" (fingerprint {str(data['fingerprint'])[:12]})" if data.get("fingerprint") else ""
     rows = data["train_rows"]
-    prompts = "streamed" if rows is None else f"{rows:,} prompts"
+    # A mixture draws the rows of some sources several times.
+    drawn = " an epoch" if data.get("sources") else ""
+    prompts = "streamed" if rows is None else f"{rows:,} prompts{drawn}"
     return f"{kind}: {prompts}{held_out}{mark}"
 
 

@@ -2,6 +2,7 @@ import io
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 from rich.console import Console
 from rich.table import Table
@@ -10,8 +11,10 @@ from rich.text import Text
 from grpo_cli.checks.recipe_checks import check_recipe
 from grpo_cli.cli import check, summary
 from grpo_cli.cli.output import print_json, print_marked, print_problems, print_words, stdout
+from grpo_cli.cli.runs_view import print_overview
 from grpo_cli.issues import Issue
 from grpo_cli.report.summary import RunReport
+from grpo_cli.runs.files import write_json
 from tests.recipe_texts import GOOD, write_recipe
 from tests.run_folders import make_finished_run, make_run
 
@@ -111,3 +114,15 @@ def test_names_of_users_are_printed_as_they_are(tmp_path, monkeypatch, capsys):
     printed = capsys.readouterr().out
     for name in ("✓ a:100:[i]b.yaml passes", ":x:[red]"):
         assert name in printed
+
+
+def test_prompts_of_a_mixture_are_those_of_an_epoch(tmp_path, capsys):
+    run = make_finished_run(tmp_path)
+    sources = {"counts": {"train_rows": 16}, "words": {"train_rows": 8}}
+    data = {"train_rows": 62, "eval_rows": 18, "sources": sources}
+    write_json(run.manifest, {**run.read_manifest(), "data": data})
+    print_overview(RunReport(run))
+    assert "inline: 62 prompts an epoch, 18 held out" in capsys.readouterr().out
+    mixture = SimpleNamespace(shares={"counts": 0.25, "words": 0.75})
+    told = check._describe_sources(mixture, SimpleNamespace(sources=(16, 8), train_rows=62))
+    assert told == "counts 25% (16 rows, each about once), words 75% (8 rows, each about 5.8 times)"
