@@ -181,7 +181,8 @@ class RunCallback(TrainerCallback):
             return None
         seconds, self._stepping_s = self._stepping_s, 0.0
         tokens, self._tokens = num_tokens - self._tokens, num_tokens
-        return tokens / seconds if seconds > 0 and tokens >= 0 else None
+        # A resumed run may log the number that its checkpoint holds once more.
+        return tokens / seconds if seconds > 0 and tokens > 0 else None
 
     def _update_status(self, state: TrainerState, **changes: Any) -> None:
         if state.is_world_process_zero:
