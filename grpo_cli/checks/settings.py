@@ -236,18 +236,10 @@ def _check_sampling(recipe: Recipe) -> Iterator[Issue]:
         fix = "remove it; the recipe's own `seed` is at the top level"
         yield Issue(seen, fix, f"{within}.seed")
     tokens, size = options.get("eos_token_id"), read_config(recipe.model).get("vocab_size")
-    outside = (
-        [
-            each
-            for each in (tokens if isinstance(tokens, list) else [tokens])
-            if each and each >= size
-        ]
-        if size
-        else []
-    )
-    if outside:
-        seen = f"the model has no token {outside[0]} (vocabulary: {size:,}), so no completion ends with it"
-        yield Issue(seen, "remove it: the tokenizer's own is read", f"{within}.eos_token_id")
+    for token in tokens if isinstance(tokens, list) else [tokens]:
+        if isinstance(token, int) and isinstance(size, int) and token >= size:
+            seen = f"the model has {size:,} tokens and none with the id {token}, so no completion ends with it"
+            yield Issue(seen, "remove it: the tokenizer's own is read", f"{within}.eos_token_id")
     for name, key in _SAMPLED_AS.items():
         value, ours = options.get(name), getattr(generation, key)
         if value is not None and value != ours:

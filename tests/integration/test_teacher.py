@@ -240,6 +240,11 @@ def without_teacher(text, pair, folder):
     [
         (no_teacher, "teacher.path", "nowhere does not exist"),
         (unfinished, "teacher.path", "has no final model"),
+        (
+            lambda text, pair, _: text.replace(str(pair / "teacher"), "{model}"),
+            "teacher.path",
+            "is the model itself",
+        ),
         (with_beta, "teacher", "`training.beta` asks for both"),
         (scored, "teacher", "samples none"),
         (without_teacher, "rewards", "missing"),

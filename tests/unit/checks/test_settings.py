@@ -159,3 +159,13 @@ def test_a_key_of_another_section_is_sent_there(tmp_path):
     fixes = {each.path: each.fix for each in checked.errors}
     assert fixes["training.lora"] == "move it to `model.lora`"
     assert fixes["evaluation.eval_strategy"] == "move it to `training.eval_strategy`"
+
+
+def test_an_end_token_that_the_model_does_not_have_is_named(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2", "vocab_size": 100}')
+    flags = [f"model.path={tmp_path}", f"{OPTIONS}.eos_token_id=[99, x, 100]"]
+    checked = check_recipe(write_recipe(tmp_path), flags, Hardware(gpus=0, cpus=2))
+    found = [each.seen for each in checked.errors if each.path == f"{OPTIONS}.eos_token_id"]
+    assert found == [
+        "the model has 100 tokens and none with the id 100, so no completion ends with it"
+    ]
