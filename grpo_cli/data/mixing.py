@@ -7,10 +7,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from fractions import Fraction
 from math import lcm
+from typing import Any
 
 from grpo_cli.errors import RecipeError
 from grpo_cli.issues import Issue
 from grpo_cli.recipe.dataset import MixtureDataset
+from grpo_cli.units import spread
 
 SOURCE = "source"
 """The column that holds the name of a row's source."""
@@ -117,6 +119,17 @@ def _rows(size: int, seed: str | None) -> Iterator[int]:
         if seed is not None:
             chooser.shuffle(order)
         yield from order
+
+
+def spread_rows(data: Any, places: Sequence[int], count: int) -> list[int]:
+    """Return so many of some rows of a dataset, evenly spread; of a mixture, over each source.
+
+    The order of its sources repeats itself, so that every so many rows may be of one of them alone.
+    """
+    if SOURCE in data.column_names:
+        names = data[SOURCE]
+        places = sorted(places, key=lambda place: names[place])
+    return sorted(places[index] for index in spread(len(places), count))
 
 
 def place_issue(issue: Issue, place: int, name: str) -> Issue:

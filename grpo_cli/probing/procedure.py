@@ -17,6 +17,7 @@ from grpo_cli.analysis.metrics import Metric
 from grpo_cli.analysis.samples import ScoredCompletion, score_samples
 from grpo_cli.batch import BatchPlan
 from grpo_cli.checks.settings import read_setting, settle_fast
+from grpo_cli.data.mixing import spread_rows
 from grpo_cli.errors import GrpoError, ProblemsError, RunError
 from grpo_cli.issues import Issue, Level
 from grpo_cli.probing.cost import DiskEstimate, TimeEstimate, estimate_time, judge_time
@@ -39,7 +40,6 @@ from grpo_cli.rewards.scoring import Reward, reward_columns
 from grpo_cli.rewards.testing import RewardTestResult
 from grpo_cli.runs.files import finite
 from grpo_cli.runs.folder import RunFolder
-from grpo_cli.units import spread
 
 if TYPE_CHECKING:
     from grpo_cli.models.counting import ModelShape
@@ -262,8 +262,7 @@ def _choose_rows(session: Session) -> Any:
     longest = min(limit for limit in limits if limit is not None)
     pairs = zip(sample.places, sample.lengths, strict=True)
     kept = [place for place, length in pairs if length <= longest]
-    chosen = [kept[index] for index in spread(len(kept), session.prompts_sampled)]
-    return train.select(chosen) if kept else None
+    return train.select(spread_rows(train, kept, session.prompts_sampled)) if kept else None
 
 
 def _judge_signal(session: Session, scored: list[ScoredCompletion]) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from grpo_cli.batch import plan_batch
 from grpo_cli.checks.arithmetic import batch_inputs
 from grpo_cli.checks.settings import read_setting
+from grpo_cli.data.mixing import spread_rows
 from grpo_cli.data.prompts import SYSTEM, render_template
 from grpo_cli.data.rows import suggest
 from grpo_cli.data.solve_rates import find_matches, read_solve_rates
@@ -37,7 +38,6 @@ from grpo_cli.rewards.building import right_answers
 from grpo_cli.rewards.contract import text_of
 from grpo_cli.rewards.findings import unmet_condition
 from grpo_cli.rewards.scoring import Condition
-from grpo_cli.units import spread
 
 if TYPE_CHECKING:
     from grpo_cli.probing.procedure import Session
@@ -201,7 +201,7 @@ def _check_scored(session: "Session") -> Iterator[Issue]:
             why="only differences within a prompt are learned from",
         )
     limit, train = session.recipe.generation.max_completion_length, session.data.train
-    rows = train.select(spread(len(train), _ROWS))
+    rows = train.select(spread_rows(train, range(len(train)), _ROWS))
     lengths = [len(session.encode(text)) + 1 for row in rows for text in row["responses"]]
     cut = sum(length > limit for length in lengths) / len(lengths)
     if cut:
@@ -277,7 +277,7 @@ def _choose_places(session: "Session") -> list[int]:
     count = session.prompts_sampled if session.recipe.environment else _ROWS
     sizes = [len(text_of(prompt)) for prompt in train["prompt"]]
     longest = sorted(range(len(train)), key=lambda place: -sizes[place])[:_LONGEST]
-    return sorted({*spread(len(train), count), *longest})
+    return sorted({*spread_rows(train, range(len(train)), count), *longest})
 
 
 def _read_prompts(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from grpo_cli.data.mixing import count_draws, draw_rows
+from grpo_cli.data.mixing import SOURCE, count_draws, draw_rows, spread_rows
 
 
 @pytest.mark.parametrize("case", range(200))
@@ -56,3 +56,18 @@ def _mixture(ratios: list[float]) -> Any:
     return SimpleNamespace(
         sources=[SimpleNamespace(ratio=ratio, name=str(ratio)) for ratio in ratios]
     )
+
+
+class Rows(dict[str, list[str]]):
+    """Rows by column, with the one attribute of a `Dataset` that is read."""
+
+    column_names = property(dict.keys)
+
+
+def test_rows_that_stand_for_all_have_each_sources_share():
+    # Every fourth row is of one source, and every fourth row is taken.
+    names = ["counts", "words", "words", "words"] * 100
+    chosen = spread_rows(Rows({SOURCE: names}), range(400), 100)
+    assert [names[place] for place in chosen].count("counts") == 25
+    assert chosen == sorted(set(chosen))
+    assert spread_rows(Rows(text=names), range(400), 4) == [0, 100, 200, 300]
