@@ -6,6 +6,7 @@ from typing import Any
 
 from grpo_cli.checks.contents import reward_context
 from grpo_cli.checks.recipe_checks import CheckedRecipe
+from grpo_cli.data.mixing import spread_rows
 from grpo_cli.environments.agents import Totals
 from grpo_cli.environments.episode import Episode
 from grpo_cli.environments.testing import (
@@ -21,7 +22,6 @@ from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.rewards.building import build_rewards
 from grpo_cli.rewards.contract import EPISODE, NO_TRAINER, Batch
 from grpo_cli.rewards.scoring import Reward, weighted_sum
-from grpo_cli.units import spread
 from grpo_cli.workflows.reward_test import read_training_rows
 
 
@@ -75,7 +75,7 @@ def _choose_rows(recipe: Recipe, most: int) -> list[dict[str, Any]]:
         if recipe.environment:
             raise
         return []
-    return list(data.select(spread(len(data), most)))
+    return list(data.select(spread_rows(data, range(len(data)), most)))
 
 
 def _load_tokenizer(recipe: Recipe) -> tuple[Any, Sequence[int]]:
