@@ -1,7 +1,7 @@
 """Time and disk of a whole training, and what is too much of either."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -74,16 +74,25 @@ class TimeEstimate:
 
 
 def estimate_time(
-    recipe: Recipe, plan: BatchPlan, timings: Timings, eval_rows: int
+    recipe: Recipe,
+    plan: BatchPlan,
+    timings: Timings,
+    eval_rows: int,
+    of_sources: Mapping[str, int] | None = None,
 ) -> TimeEstimate | None:
-    """Extrapolate what was measured to the whole training; None if its length is not known."""
+    """Extrapolate what was measured to the whole training; None if its length is not known.
+
+    Args:
+        eval_rows: Held-out rows.
+        of_sources: Those of each source of a mixture.
+    """
     steps = plan.total_optimizer_steps
     if steps is None or plan.completions_per_optimizer_step is None:
         return None
     inner = [*_steps(recipe, plan, timings, steps)]
     beside = [
         *_warm_up(recipe, plan, timings),
-        *_evaluations(recipe, plan, timings, steps, eval_rows),
+        *_evaluations(recipe, plan, timings, steps, eval_rows, of_sources or {}),
     ]
     step_s = sum(part.seconds for part in inner) / max(steps, 1)
     total_s = sum(part.seconds for part in (*inner, *beside))
@@ -152,20 +161,25 @@ def _warm_up(recipe: Recipe, plan: BatchPlan, timings: Timings) -> Iterator[Time
 
 
 def _evaluations(
-    recipe: Recipe, plan: BatchPlan, timings: Timings, steps: int, eval_rows: int
+    recipe: Recipe,
+    plan: BatchPlan,
+    timings: Timings,
+    steps: int,
+    eval_rows: int,
+    of_sources: Mapping[str, int],
 ) -> Iterator[TimePart]:
     evaluation, stages = recipe.evaluation, 2 if recipe.warmup is None else 3
-    rounds_of = [(_BESIDE, evaluation, stages)]
+    rounds_of = [(_BESIDE, evaluation, stages, eval_rows)]
     # Nobody knows how long a task takes.
     for held_out in (each for each in evaluation.during if each.task is None):
         rounds = steps // held_out.every
         if not evaluation.repeats(held_out):
             # Before the first step too, and after the last one wherever that falls.
             rounds = 1 + math.ceil(steps / held_out.every)
-        rounds_of.append((_SETS, evaluation.settings_of(held_out), rounds))
-    for name, settings, rounds in rounds_of:
-        # Of a single source there may be fewer.
-        rows = eval_rows if settings.limit is None else min(settings.limit, eval_rows)
+        own = of_sources.get(held_out.source or "", eval_rows)
+        rounds_of.append((_SETS, evaluation.settings_of(held_out), rounds, own))
+    for name, settings, rounds, known in rounds_of:
+        rows = known if settings.limit is None else min(settings.limit, known)
         if rows and rounds:
             # Greedy completions of a prompt are all the same, and sampled once.
             samples = 1 if settings.temperature == 0 else settings.samples_per_prompt

@@ -308,7 +308,9 @@ def _judge_time(session: Session, run: "ModelRun", score_s: float) -> None:
     shares = [silent ** (n + 1) for n in range((dynamic.max_resample if dynamic else 0) + 1)]
     learned = _learned_share(session, run, shares[-1])
     timings = replace(run.timings, score_s=score_s, learned=learned, resampled=sum(shares[:-1]))
-    probe.time = estimate_time(recipe, plan, timings, session.data.report.eval_rows or 0)
+    report = session.data.report
+    of_sources = {name: each["eval_rows"] for name, each in (report.sources or {}).items()}
+    probe.time = estimate_time(recipe, plan, timings, report.eval_rows or 0, of_sources)
     if probe.time is not None:
         session.add(judge_time(recipe, probe.time))
 

@@ -340,6 +340,13 @@ def test_time_is_extrapolated_from_what_was_measured():
     more = cost.estimate_time(recipe(evaluation=during), plan, timings, 20).parts
     seconds = [part.seconds for part in more if part.name == "held-out sets while training"]
     assert seconds == [2 * 20 * 1.5, 3 * 3 * 1.5]
+    sources = [{"name": name, **given.dataset.model_dump()} for name in ("sums", "words")]
+    during = {"during": [{"every": 10, "source": "words"}]}
+    mixed = recipe(dataset={"sources": sources}, evaluation=during)
+    more = cost.estimate_time(mixed, plan, timings, 20, {"sums": 13, "words": 7}).parts
+    assert [part.seconds for part in more if part.name == "held-out sets while training"] == [
+        2 * 7 * 1.5
+    ]
 
 
 @pytest.mark.parametrize(("every", "rounds"), [(5, 2), (4, 3), (20, 1), (0.25, 4)])
