@@ -28,7 +28,7 @@ from grpo_cli.checks.evaluation import (
 )
 from grpo_cli.checks.images import check_images
 from grpo_cli.checks.sampling import check_async, check_overlap, check_vllm, settle_backend
-from grpo_cli.checks.settings import check_effects, check_texts
+from grpo_cli.checks.settings import MOST_HELD_OUT, check_effects, check_texts
 from grpo_cli.data.mixing import place_issues
 from grpo_cli.data.prompts import resolve_style
 from grpo_cli.data.rows import suggest
@@ -224,7 +224,11 @@ def _check_model(recipe: Recipe) -> Iterator[Issue]:
 
 
 def _blame_limit(problem: Issue, recipe: Recipe, batch: BatchPlan) -> Issue:
-    """Cite `dataset.limit` if it is what leaves too few prompts."""
+    """Cite `dataset.limit` or `eval_fraction` if it is what leaves too few prompts."""
+    held_out = recipe.dataset.eval_fraction or 0
+    if problem.path == "dataset" and held_out > MOST_HELD_OUT:
+        fix = f"set `eval_fraction: {1 - held_out:.2g}`, if {held_out:g} is the share to train on"
+        return replace(problem, fix=f"{fix}; or {problem.fix}", path="dataset.eval_fraction")
     limit, needed = recipe.dataset.limit, batch.prompts_per_generation_batch
     if problem.path != "dataset" or limit is None or needed is None or limit >= needed:
         return problem

@@ -88,7 +88,8 @@ class MathParams(RewardParams):
         plain = re.sub(r"\\[{}]", "", gold.text)
         if plain.count("{") != plain.count("}"):
             seen = f"{alike} it has a brace without its partner"
-            return Issue(seen, "correct it in the data", "answer", level="warning")
+            fix = "correct it in the data, or the `regex` that takes it out of a solution"
+            return Issue(seen, fix, "answer", level="warning")
         return None
 
     def score_easily(self, batch: Batch, row: int) -> Score | None:
