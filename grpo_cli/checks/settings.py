@@ -235,8 +235,9 @@ def _check_sampling(recipe: Recipe) -> Iterator[Issue]:
         seen = "vLLM draws each completion of a prompt with this seed, so they are all the same"
         fix = "remove it; the recipe's own `seed` is at the top level"
         yield Issue(seen, fix, f"{within}.seed")
-    tokens, size = options.get("eos_token_id"), read_config(recipe.model).get("vocab_size")
-    for token in tokens if isinstance(tokens, list) else [tokens]:
+    ends = options.get("eos_token_id")
+    size = None if ends is None else read_config(recipe.model).get("vocab_size")
+    for token in ends if isinstance(ends, list) else [ends]:
         if isinstance(token, int) and isinstance(size, int) and token >= size:
             seen = f"the model has {size:,} tokens and none with the id {token}, so no completion ends with it"
             yield Issue(seen, "remove it: the tokenizer's own is read", f"{within}.eos_token_id")
