@@ -176,7 +176,7 @@ def test_a_dump_of_trls_config_passes_check_once_what_it_lacks_is_written(form, 
     output = tmp_path / "new.yaml"
     converted = convert_file(path, None, "recipe", output)
     assert [each for each in converted.problems if each.level == "error"] == []
-    assert set(converted.to_do) == {"model.path", "dataset", "rewards"}
+    assert set(converted.report.to_do) == {"model.path", "dataset", "rewards"}
     missing = [
         "model.path=org/model",
         "dataset={kind: hub, path: org/rows}",
