@@ -55,8 +55,8 @@ def _print_check(checked: "CheckedRecipe", *, cpu: bool, there: bool) -> None:
     table = Table.grid(padding=(0, 2))
     trained = "LoRA" if recipe.model.lora else "all weights"
     table.add_row("model", f"{recipe.model.path} ({trained})")
-    for name, told in recipe.stages.items():
-        table.add_row(name, told)
+    for name, stage in recipe.stages.items():
+        table.add_row(name, stage)
     table.add_row("dataset", f"{recipe.dataset.kind}: {_count_rows(checked)}")
     if seen is not None and seen.sources:
         table.add_row("sources", _describe_sources(recipe.dataset, seen))

@@ -367,7 +367,9 @@ def _lift_sections(tree: Node) -> Iterator[Issue]:
     """Move sections that stand inside another one to the top level, and report each once."""
     sections = Recipe.model_fields.keys() - {"name", "description", "seed"}
     for owner, node in list(tree.value.items()):
-        inside = node.value if isinstance(node.value, dict) else {}
+        # A kind of environment, which another package may add, has keys of its own.
+        is_ours = owner != "environment" and isinstance(node.value, dict)
+        inside = node.value if is_ours else {}
         for key in sorted(inside.keys() & sections - tree.value.keys()):
             place = node.key_locations.get(key, node.location)
             tree.value[key], tree.key_locations[key] = inside.pop(key), place

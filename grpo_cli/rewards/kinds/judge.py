@@ -375,7 +375,7 @@ def _write_texts(prompt: str, answers: Sequence[str], reference: str, fence: str
 
 
 def _write_prompt(prompt: Any, *, mark_images: bool) -> str:
-    """Return the texts of a prompt; `[image 1]` stands in the place of the first image, and so on."""
+    """Return the texts of a prompt; `[image 1]` marks the first image, and so on."""
     if isinstance(prompt, str):
         return prompt
     numbers = itertools.count(1)

@@ -124,5 +124,7 @@ def test_prompts_of_a_mixture_are_those_of_an_epoch(tmp_path, capsys):
     print_overview(RunReport(run))
     assert "inline: 62 prompts an epoch, 18 held out" in capsys.readouterr().out
     mixture = SimpleNamespace(shares={"counts": 0.25, "words": 0.75})
-    told = check._describe_sources(mixture, SimpleNamespace(sources=(16, 8), train_rows=62))
-    assert told == "counts 25% (16 rows, each about once), words 75% (8 rows, each about 5.8 times)"
+    shown = check._describe_sources(mixture, SimpleNamespace(sources=(16, 8), train_rows=62))
+    assert (
+        shown == "counts 25% (16 rows, each about once), words 75% (8 rows, each about 5.8 times)"
+    )

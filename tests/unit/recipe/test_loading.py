@@ -192,6 +192,12 @@ def test_all_problems_come_at_once_sorted_by_line(tmp_path):
     assert len(said) == 5  # two unknown keys, two missing ones, one wrong type
 
 
+def test_a_kind_of_environment_may_have_a_key_that_is_named_like_a_section(tmp_path):
+    path = write_recipe(tmp_path, f"{GOOD}environment: {{kind: of_a_package, tools: [search]}}\n")
+    assert not any("section of its own" in str(issue) for issue in load_tree(path).problems)
+    assert load_recipe(path).tools == ()
+
+
 def test_booleans_are_no_numbers_and_words_are_booleans(tmp_path):
     text = GOOD.replace("max_steps: 2", "max_steps: true\n  gradient_checkpointing: no")
     said = messages(write_recipe(tmp_path, text))
