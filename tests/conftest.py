@@ -21,14 +21,16 @@ from filelock import FileLock
 from hypothesis import settings
 
 from tests.fake_cuda import shim
+from tests.nightly import NIGHTLY
 
 # A shell that runs the tests in the background has them ignore Ctrl-C, and their children would too.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 # `nohup` has a hang-up ignored, which commands inherit; a handler they do not.
 if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda number, frame: None)
-# How long an example takes depends on what else the machine is doing.
-settings.register_profile("here", deadline=None)
+# How long an example takes depends on what else the machine is doing; only `make test-nightly` tries
+# other examples each time, so what passes here passes elsewhere.
+settings.register_profile("here", deadline=None, derandomize=not NIGHTLY)
 settings.load_profile("here")
 
 

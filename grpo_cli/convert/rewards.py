@@ -51,13 +51,13 @@ def take_rewards(
     if report.tool == "TRL" and report.get(_MODEL_KEY) is not None:
         entry = {"kind": "model", "path": str(report.get(_MODEL_KEY))}
         rewards.append(((_MODEL_KEY,), Reward(entry)))
-    listed = report.get("reward_funcs")
-    names = [listed] if isinstance(listed, str) else listed
-    if isinstance(names, list):
+    names = listed_rewards(report)
+    if names is not None:
         report.settle(("reward_funcs",), "rewards")
         for index, name in enumerate(names):
-            key: Path = ("reward_funcs",) if name is listed else ("reward_funcs", index)
-            rewards.append((key, _translate(str(name), table, report.tool, folders)))
+            alone = isinstance(report.get("reward_funcs"), str)
+            key: Path = ("reward_funcs",) if alone else ("reward_funcs", index)
+            rewards.append((key, _translate(name, table, report.tool, folders)))
     else:
         report.drop_all(["reward_funcs"], "should be a list of names")
         rewards += [(None, table[name]) for name in default]
@@ -69,6 +69,13 @@ def take_rewards(
         unused = report.get("reward_weights")
         text += "" if unused is None else f". Their weights (`weight`) were {unused}"
         report.to_do.setdefault("rewards", text)
+
+
+def listed_rewards(report: KeyReport) -> list[str] | None:
+    """Return the names in `reward_funcs`, which may be one name; None if it is neither."""
+    listed = report.get("reward_funcs")
+    names = [listed] if isinstance(listed, str) else listed
+    return [str(name) for name in names] if isinstance(names, list) else None
 
 
 def _write(report: KeyReport, key: Path | None, reward: Reward, weight: dict[str, Any]) -> None:

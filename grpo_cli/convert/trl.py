@@ -20,7 +20,14 @@ from grpo_cli.convert.key_report import (
     settled,
     switch,
 )
-from grpo_cli.convert.rewards import TRL_REWARDS, Reward, Rewards, read_rewards, take_rewards
+from grpo_cli.convert.rewards import (
+    TRL_REWARDS,
+    Reward,
+    Rewards,
+    listed_rewards,
+    read_rewards,
+    take_rewards,
+)
 from grpo_cli.recipe import grpo_fields
 from grpo_cli.recipe.explanation import Path
 
@@ -299,7 +306,7 @@ def convert_open_r1(report: KeyReport, folders: tuple[FilePath, ...]) -> None:
 def _take_parameters(report: KeyReport) -> Rewards:
     """Return open-r1's rewards with the parameters that the config gives them."""
     entries = {name: dict(reward.entry or {}) for name, reward in _R1_REWARDS.items()}
-    named = report.get("reward_funcs") or _DEFAULT_REWARDS
+    named = listed_rewards(report) or _DEFAULT_REWARDS
     for key, (owner, name, default) in _PARAMETERS.items():
         value = default if report.get(key) is None else report.get(key)
         entries[owner][name] = _CODE_FORMAT.format(value) if name == "pattern" else value
