@@ -161,6 +161,9 @@ def check_during(recipe: Recipe, total_steps: int | None) -> Iterator[Issue]:
         obstacle = (
             "`dataset.kind: scored`, with which `training.eval_strategy` ranks held-out responses"
         )
+    scheduler = read_setting(recipe, "lr_scheduler_type")
+    if scheduler in ("reduce_lr_on_plateau", "greedy"):
+        obstacle = f"`training.lr_scheduler_type: {scheduler}`, which reads the same metric at every evaluation"
     if obstacle:
         fix = "remove it, and measure checkpoints with `grpo eval RUN --checkpoint all`"
         yield Issue(f"does not work with {obstacle}", fix, path)

@@ -25,6 +25,10 @@ def test_a_set_that_is_never_evaluated_is_warned_of():
     ("changes", "obstacle"),
     [
         ({"training": {"mode": "async"}}, "`training.mode: async`"),
+        (
+            {"training": {"lr_scheduler_type": "reduce_lr_on_plateau"}},
+            "`training.lr_scheduler_type",
+        ),
         ({"launch": {"strategy": "fsdp2"}}, "`launch.strategy: fsdp2`, which shards the weights"),
         (
             {
