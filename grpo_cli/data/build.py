@@ -409,7 +409,8 @@ def encode_rows(rows: list[Row], always_json: frozenset[str] = frozenset()) -> E
     """Put rows into an Arrow table.
 
     A column that holds lists or dicts becomes JSON text if Arrow would not give the same values
-    back (it fills missing keys with None); a column that mixes scalars becomes text.
+    back (it fills missing keys with None); a column that mixes scalars becomes text. Prompts stay
+    messages: they become Arrow's JSON, which is read back when a row is.
 
     Args:
         rows: Rows of all splits together, so that the splits share their types.
@@ -425,6 +426,8 @@ def encode_rows(rows: list[Row], always_json: frozenset[str] = frozenset()) -> E
             continue
         nested = any(isinstance(value, dict | list | tuple) for value in values)
         array = None if name in always_json and nested else _as_array(values, nested)
+        if array is None and name == "prompt":
+            array = _as_text_array(name, values, nested).cast(pyarrow.json_())
         if array is None:
             (as_json if nested else as_text).append(name)
             array = _as_text_array(name, values, nested)

@@ -143,6 +143,16 @@ def test_mixed_kinds_of_prompts_are_refused(recipe) -> None:
     assert "row 2" in problem_of(recipe(kind="inline", rows=rows)).seen
 
 
+def test_messages_that_differ_in_their_keys_stay_messages(recipe) -> None:
+    call = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "add"}}]}
+    asked = {"role": "user", "content": "a"}
+    prompts = [[asked, call, {"role": "tool", "content": "3", "name": "add"}], [asked]]
+    built = build(recipe(kind="inline", rows=[{"prompt": each} for each in prompts]))
+    assert [row["prompt"] for row in built.train] == prompts
+    assert built.train.to_dict()["prompt"] == prompts
+    assert built.report.json_columns == ()
+
+
 def test_a_failing_row_is_named_by_its_place_in_the_source(recipe) -> None:
     rows = [*ROWS, {"q": " "}]
     made = recipe(kind="inline", rows=ROWS, eval_rows=rows, prompt=PROMPT)
