@@ -167,7 +167,8 @@ def _read_texts(texts: Sequence[str], function: str | None) -> list[ProgramTest]
     tests = [test for text in texts for test in _read_code(text, function)]
     if not tests and any(text.strip() for text in texts):
         raise RewardError(
-            f"the tests assert nothing, so every program would pass: {texts[0]!r:.60}; tests are {_FORMS}"
+            f"the tests assert nothing, so every program would pass: {texts[0]!r:.60}; tests are {_FORMS}; "
+            "a function that asserts must be called, or `function` be set if it is HumanEval's `check`"
         )
     return tests
 
@@ -242,7 +243,18 @@ def _read_code(text: str, function: str | None) -> list[ProgramTest]:
             setup.append(statement)
     if tests and isinstance(body[-1], ast.Assert):
         return tests
-    return [ProgramTest(check=_isolate(body))] if any(map(_may_fail, _walk(body))) else []
+    may_fail = _runs_something(body) and any(map(_may_fail, _walk(body)))
+    return [ProgramTest(check=_isolate(body))] if may_fail else []
+
+
+def _runs_something(body: Sequence[ast.stmt]) -> bool:
+    """Return whether more than definitions is run: a function that asserts and is never called tests nothing."""
+    run = [
+        part
+        for part in body
+        if not isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+    ]
+    return any(isinstance(node, ast.Call | ast.Assert | ast.Raise) for node in _walk(run))
 
 
 def _may_fail(node: ast.AST) -> bool:

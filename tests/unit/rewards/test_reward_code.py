@@ -170,6 +170,8 @@ def test_malformed_tests_are_errors(cell):
         (str(CASES), "assert nothing, so every program would pass"),
         ("f(1)", "assert nothing, so every program would pass"),
         (["import math", "f(1) == 2"], "assert nothing"),
+        (PLAIN_CHECK, "assert nothing"),
+        ("LIMIT = 3\ndef test_f():\n    assert f(1) == 2\n", "assert nothing"),
     ],
 )
 def test_tests_that_every_program_would_pass_are_errors(cell, seen):
