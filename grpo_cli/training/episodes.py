@@ -3,6 +3,8 @@
 Source: trl 1.16, `GRPOTrainer._generate`.
 """
 
+import sys
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -10,12 +12,16 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 
+from grpo_cli.environments.contract import EpisodeError
 from grpo_cli.environments.episode import Episode, Sampled, episode_metrics
 from grpo_cli.environments.player import Player
 from grpo_cli.models.processor import encode_images
 from grpo_cli.recipe.dataset import IMAGES
 from grpo_cli.rewards.contract import EPISODE
 from grpo_cli.upstream import replaced
+
+_PAUSES_S = (1.0, 5.0, 30.0)
+"""How long to wait before episodes that could not be begun are begun again."""
 
 
 class EpisodeRollouts:
@@ -37,13 +43,23 @@ class EpisodeRollouts:
 
     def begin(self, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Begin an episode for each row; return the rows with the prompts that the environments add to."""
-        self._episodes = self._player.begin(rows)
+        self._episodes = self._begin(rows)
         # TRL would look for a row's images in the prompt alone.
         return [
             {name: value for name, value in row.items() if name != IMAGES}
             | {"prompt": episode.prompt}
             for row, episode in zip(rows, self._episodes, strict=True)
         ]
+
+    def _begin(self, rows: Sequence[Mapping[str, Any]]) -> list[Episode]:
+        # Before the first batch it is a mistake of the recipe, later more likely a server that is restarted.
+        for pause in _PAUSES_S if self._episodes else ():
+            try:
+                return self._player.begin(rows)
+            except EpisodeError as error:
+                print(f"warning: {error}\nwarning: next try in {pause:g} s", file=sys.stderr)
+                time.sleep(pause)
+        return self._player.begin(rows)
 
     def encode_images(self, processor: Any, token_ids: torch.Tensor) -> dict[str, Any]:
         """Return what TRL's batch has of the images of the episodes that were played last; nothing without any.

@@ -8,6 +8,7 @@ import pytest
 
 from grpo_cli.environments.contract import EpisodeError
 from grpo_cli.environments.episode import Sampled, episode_metrics
+from grpo_cli.training.episodes import EpisodeRollouts
 from tests.unit.environments.scripted import QWEN, Game, Script, call, play, player_of, rows_of
 
 
@@ -267,6 +268,28 @@ def test_environments_are_closed_once_however_an_episode_ends():
         player.play(episodes, interrupt)
     player.close(episodes)
     assert [game.closed for game in Game.made] == [1, 1]
+
+
+def test_training_begins_a_batch_again_whose_environments_could_not_be_reset(monkeypatch, capsys):
+    """But not the first one: then it is more likely a mistake than a server that is restarted."""
+    down = {"two"}
+
+    class Restarted(Game):
+        def reset(self, row, seed):
+            if (name := row["prompt"][0]["content"].split()[-1]) in down:
+                down.remove(name)
+                raise ConnectionError("no server")
+            return super().reset(row, seed)
+
+    monkeypatch.setattr("grpo_cli.training.episodes._PAUSES_S", (0.01,))
+    rollouts = EpisodeRollouts(player_of((), Restarted))
+    rollouts.begin(rows_of(["one"]))
+    assert len(rollouts.begin(rows_of(["two", "three"]))) == 2
+    assert [game.closed for game in Restarted.made] == [0, 1, 1, 0, 0]
+    assert "for 1 of 2 episodes: ConnectionError: no server" in capsys.readouterr().err
+    down.add("one")
+    with pytest.raises(EpisodeError, match="no server"):
+        EpisodeRollouts(player_of((), Restarted)).begin(rows_of(["one"]))
 
 
 def test_an_unreadable_reward_fails_its_episode_and_the_run_only_if_all_are():
