@@ -29,14 +29,14 @@ _TRAINER = (
 """Parameters of `GRPOTrainer`, in their order."""
 _EPISODES = {"tools": ("tools", "function"), "environment_factory": ("environment", "python")}
 """Parameters of `GRPOTrainer` that are entries of a recipe's list, and their kind there."""
-_NOT_TAKEN = {*_TRAINER[5:10], "rollout_func"}
+_NOT_TAKEN = {*_TRAINER[5:9], "rollout_func"}
 _LORA = {**LORA_NAMES, **{name: name for name in LORA_ONLY}, "task_type": "lora_task_type"}
 """Arguments of `LoraConfig` → the keys by which they are read here."""
 _LORA_DEFAULTS = {"r": 8, "lora_alpha": 8, "lora_dropout": 0.0}
 """Of `LoraConfig`; those of `trl grpo` and of recipes are others."""
 _LOAD_DATASET = ("path", "name", "data_dir", "data_files", "split")
 _DATASET = {"path": "dataset_name", "name": "dataset_config", "split": "dataset_train_split"}
-_CHANGES = ("map", "filter", "train_test_split")
+_CHANGES = ("map", "filter", "select", "rename_column", "rename_columns", "train_test_split")
 """Methods of datasets that change rows, or which rows there are."""
 _LOADING = (
     "use_fast padding_side truncation_side model_max_length trust_remote_code revision token cache_dir "
@@ -44,6 +44,7 @@ _LOADING = (
 ).split()
 """Arguments of `AutoProcessor.from_pretrained` that are no settings of images."""
 _OVERLONG = ("max_completion_len", "soft_punish_cache")
+_BITS = ("load_in_4bit", "load_in_8bit")
 _SYMBOLS = ("torch.float32", "torch.bfloat16", "torch.float16", "TaskType.CAUSAL_LM")
 """Attributes that a config names by a text."""
 
@@ -102,6 +103,18 @@ class _Names(ast.NodeTransformer):
             return f"{parent}.{node.attr}" if parent else ""
         return self._imports.get(node.id, "") if isinstance(node, ast.Name) else ""
 
+    def bind(self, call: ast.Call, parameters: Sequence[str] = ()) -> dict[str, ast.expr]:
+        """Return the arguments of a call by name; `**` is a mapping of more that is not certain."""
+        arguments = dict(zip(parameters, call.args, strict=False))
+        for each in call.keywords:
+            match self.follow(each.value):
+                case ast.Dict(keys=keys, values=values) if each.arg is None and None not in keys:
+                    names = [str(self.literal(key)) for key in keys]
+                    arguments |= zip(names, values, strict=True)
+                case _:
+                    arguments[each.arg or "**"] = each.value
+        return arguments
+
     def literal(self, node: ast.expr | None) -> Any:
         """Return the value of a literal, with what its names stand for; the expression if it is none."""
         try:
@@ -142,12 +155,6 @@ def _line(node: ast.AST) -> int:
     return int(getattr(node, "lineno", 1))
 
 
-def _bind(call: ast.Call, parameters: Sequence[str]) -> dict[str, ast.expr]:
-    """Return the arguments of a call by name; `**` is a mapping of more."""
-    arguments = dict(zip(parameters, call.args, strict=False))
-    return arguments | {each.arg or "**": each.value for each in call.keywords}
-
-
 def read_script(text: str, source: FilePath, folder: FilePath) -> "Script":
     """Read a script's calls of `GRPOConfig`, `LoraConfig`, `GRPOTrainer` and `load_dataset`.
 
@@ -179,7 +186,7 @@ class Script:
 
     def _read(self) -> None:
         trainers = self._names.calls("GRPOTrainer")
-        arguments = _bind(trainers[0], _TRAINER) if trainers else {}
+        arguments = self._names.bind(trainers[0], _TRAINER) if trainers else {}
         config = self._choose("GRPOConfig", arguments.get("args"), alone=True)
         if len(trainers) > 1:
             lines = ", ".join(str(call.lineno) for call in trainers)
@@ -190,11 +197,15 @@ class Script:
             self._take_config(config)
         elif "args" in arguments:
             self._leave("training", arguments["args"], "make it in the script, or write its values")
-        lora = self._choose("LoraConfig", arguments.get("peft_config"), alone=not trainers)
+        adapters = [*filter(None, [arguments.get("peft_config")])]
+        adapters += self._names.calls("get_peft_model")
+        lora = self._choose(
+            "LoraConfig", arguments.get("peft_config"), alone=bool(adapters) or not trainers
+        )
         if lora is not None:
             self._take_lora(lora)
-        elif "peft_config" in arguments:
-            self._leave("model.lora", arguments["peft_config"])
+        elif adapters:
+            self._leave("model.lora", adapters[0])
         if "model" in arguments:
             self._take_model(arguments["model"])
         if "reward_funcs" in arguments:
@@ -260,7 +271,7 @@ class Script:
                 self._leave(f"{target}.{name}".removesuffix(".**"), arguments[name])
 
     def _take_config(self, call: ast.Call) -> None:
-        for name, value in _bind(call, ("output_dir",)).items():
+        for name, value in self._names.bind(call, ("output_dir",)).items():
             literal, target = self._names.literal(value), _find_target(name)
             if target is None or not isinstance(literal, ast.expr):
                 self._put(name, None if isinstance(literal, ast.expr) else literal, value)
@@ -275,7 +286,7 @@ class Script:
                         self._add_to_do(target, text)
 
     def _take_lora(self, call: ast.Call) -> None:
-        arguments = _bind(call, ())
+        arguments = self._names.bind(call)
         self._put("use_peft", True, call)
         for name in _LORA_DEFAULTS.keys() - arguments.keys():
             self._put(_LORA[name], _LORA_DEFAULTS[name], call)
@@ -295,6 +306,8 @@ class Script:
                 path = self._path
                 entries = ", ".join(f'{{kind: {kind}, path: "{path}:{each}"}}' for each in names)
                 self._leave(key, value, f"write [{entries}], each with its own file")
+            elif name == "quantization_config":
+                self._take_quantization(value)
             elif name in _NOT_TAKEN:
                 reason = "a recipe takes no objects; it names models, rewards and optimizers"
                 self._drop(f"GRPOTrainer.{name}", value, reason)
@@ -309,6 +322,8 @@ class Script:
         match made:
             case ast.Call(func=ast.Attribute(value=inner, attr="to" | "cuda")):
                 made = self._names.follow(inner)
+            case ast.Call(args=[inner, *_]) if _callee(made) == "get_peft_model":
+                made = self._names.follow(inner)
         if isinstance(literal, str):
             self._put("model_name_or_path", literal, value)
         elif isinstance(made, ast.Call) and _callee(made) == "from_pretrained" and made.args:
@@ -318,21 +333,39 @@ class Script:
 
     def _take_pretrained(self, call: ast.Call) -> None:
         """Take `AutoModelForCausalLM.from_pretrained(…)`; its default precision is the checkpoint's."""
+        name, arguments = ast.unparse(call.func), self._names.bind(call)
+        if "Peft" in name:
+            if "Auto" not in name:
+                self._take_model(call.args[0])
+            self._leave("model.adapter", call, "name the adapter's folder")
+            return
         self._take_model(call.args[0])
-        arguments = {each.arg or "**": each.value for each in call.keywords}
         if "device_map" in arguments:
             place = arguments.pop("device_map")
             self._drop("from_pretrained.device_map", place, "the launcher places the model")
+        if "quantization_config" in arguments:
+            self._take_quantization(arguments.pop("quantization_config"))
         literals = {"dtype": "auto", **self._read_literals(arguments, "model")}
         literals["dtype"] = literals.pop("torch_dtype", literals["dtype"])
         self._put("model_init_kwargs", literals, call)
+
+    def _take_quantization(self, value: ast.expr) -> None:
+        """Take the bits of `BitsAndBytesConfig(…)`."""
+        made, keys = self._names.follow(value), []
+        if isinstance(made, ast.Call) and _callee(made) == "BitsAndBytesConfig":
+            arguments = self._names.bind(made)
+            keys = [key for key in _BITS if self._names.literal(arguments.get(key)) is True]
+        if keys:
+            self._put(keys[0], True, value)
+        elif ast.unparse(made) != "None":
+            self._leave("model.quantization", value, "write `4bit` or `8bit`")
 
     def _take_processor(self) -> None:
         """Take the settings of `AutoProcessor.from_pretrained(…)`."""
         for call in self._names.calls("from_pretrained"):
             if not _code(call.func).endswith("AutoProcessor.from_pretrained"):
                 continue
-            arguments = {each.arg or "**": each.value for each in call.keywords}
+            arguments = self._names.bind(call)
             for name in [each for each in _LOADING if each in arguments]:
                 reason = "`model.processor` has the settings of images alone"
                 self._drop(f"AutoProcessor.{name}", arguments.pop(name), reason)
@@ -367,7 +400,7 @@ class Script:
         if _code(item) in [each.name for each in self._body if isinstance(each, ast.FunctionDef)]:
             return Reward({"kind": "python", "path": f"{self._path}:{_code(item)}"})
         if isinstance(made, ast.Call) and _callee(made) == "get_soft_overlong_punishment":
-            arguments = _bind(made, _OVERLONG)
+            arguments = self._names.bind(made, _OVERLONG)
             longest, cache = (self._names.literal(arguments.get(name)) for name in _OVERLONG)
             if isinstance(longest, int) and isinstance(cache, int):
                 return Reward({"kind": "soft_overlong", "max_length": longest, "cache": cache})
@@ -381,8 +414,10 @@ class Script:
         if call is None and len(calls) == 1:
             # By way of a function of the script, or bound several times, as in `rows = rows.map(…)`.
             call, changes = calls[0], self._find_changes() or [train]
-        arguments = _bind(call, _LOAD_DATASET) if call is not None else {}
-        arguments |= {"split": split} if split else {}
+        arguments = self._names.bind(call, _LOAD_DATASET) if call is not None else {}
+        if split is not None:
+            # Rows of a split have no splits but those of `train_test_split`.
+            arguments.setdefault("split", split)
         literals = {name: self._names.literal(value) for name, value in arguments.items()}
         if call is None or not isinstance(literals.get("path"), str):
             self._leave("dataset", call or train, NO_DATASET)
@@ -419,6 +454,9 @@ class Script:
                     key = "train" if "datasets" in self.report.tree.value else "path"
                     fix = "name data without the rows that it leaves out; a recipe reads all rows"
                     self._leave(f"dataset.{key}", change, fix)
+                case "select":
+                    fix = "write how many rows it takes; a recipe takes the first ones"
+                    self._leave("dataset.limit", change, fix)
                 case "train_test_split":
                     fix = "write the share of the rows that is held out, such as 0.05"
                     self._leave("dataset.eval_fraction", change, fix)
@@ -464,12 +502,16 @@ class Script:
         if call is None:
             return None
         own, other = (
-            {name: ast.unparse(each) for name, each in _bind(each, _LOAD_DATASET).items()}
+            {
+                name: ast.unparse(value)
+                for name, value in self._names.bind(each, _LOAD_DATASET).items()
+            }
             for each in (train, call)
         )
         own.pop("split", None)
         other.pop("split", None)
-        literal = self._names.literal(split or _bind(call, _LOAD_DATASET).get("split"))
+        named = self._names.bind(call, _LOAD_DATASET).get("split")
+        literal = self._names.literal(split or named)
         return literal if own == other and isinstance(literal, str) else None
 
 

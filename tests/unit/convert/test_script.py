@@ -174,12 +174,24 @@ def test_a_mapping_that_is_changed_later_is_not_read(change):
     assert "model.init_kwargs" in convert(f"{text}{change}\n").to_do
 
 
+def test_arguments_in_a_mapping_are_read():
+    report = convert(f"KW = {{'beta': 0.1, 'epsilon': E}}\nargs = GRPOConfig(**KW)\n{TAIL}")
+    assert find(report.recipe, "training.beta") == 0.1
+    assert set(report.to_do) == {"training.epsilon"}
+
+
 @pytest.mark.parametrize(
     ("made", "expected", "left"),
     [
         ("load_dataset('d/x')", {"path": "d/x"}, set()),
         ("load_dataset('d/x', split='train[:9]')", {"path": "d/x", "split": "train[:9]"}, set()),
         ("load_dataset('d/x')['train'].shuffle()", {"path": "d/x", "split": "train"}, {"prompt"}),
+        (
+            "load_dataset('d/x', split='dev').train_test_split(0.1)['train']",
+            {"path": "d/x", "split": "dev"},
+            {"eval_fraction"},
+        ),
+        ("load_dataset('d/x').select(range(9))", {"path": "d/x"}, {"limit"}),
         ("load_dataset('d/x', name=N)", {"path": "d/x"}, {"name"}),
         ("load_dataset('d/x', revision='v1')", {"path": "d/x"}, {"revision"}),
         ("prepare(load_dataset('d/x'))", {"path": "d/x"}, {"prompt"}),
@@ -289,6 +301,23 @@ def test_a_model_that_the_script_loads_is_named_and_keeps_its_precision():
     assert reasons(report)["from_pretrained.device_map"] == "the launcher places the model"
     unknown = convert("GRPOTrainer(FastModel.get(), 'r/m', GRPOConfig(), peft_config=make())")
     assert set(unknown.to_do) == {"dataset", "model.path", "model.lora"}
+
+
+@pytest.mark.parametrize(
+    ("made", "key", "value"),
+    [
+        ("get_peft_model(base, LoraConfig(r=4))", "model.lora.r", 4),
+        ("FastModel.get_peft_model(base, r=4)", "model.lora", None),
+        ("PeftModel.from_pretrained(base, 'sft')", "model.adapter", None),
+        ("Auto.from_pretrained('m/x', quantization_config=bits)", "model.quantization", "4bit"),
+    ],
+)
+def test_adapters_and_quantization_of_a_model_are_taken_or_left_to_do(made, key, value):
+    text = f"bits = BitsAndBytesConfig(load_in_4bit=True)\nbase = Auto.from_pretrained('m/x')\nmodel = {made}\n"
+    report = convert(f"{text}GRPOTrainer(model, 'r/m', train_dataset=load_dataset('d/x'))\n")
+    assert report.recipe["model"]["path"] == "m/x"
+    assert find(report.recipe, key) == value
+    assert set(report.to_do) == (set() if value else {key})
 
 
 @pytest.mark.parametrize(
