@@ -41,7 +41,13 @@ _PLACEHOLDERS = {
     "rewards": "[{kind: think_format}]",
 }
 """Placeholders for the parts that the user has to write, so that the rest can be checked."""
-_PATHS = ("model.path", "dataset.train", "dataset.eval", "launch.accelerate_config")
+_PATHS = (
+    "model.path",
+    "model.adapter",
+    "dataset.train",
+    "dataset.eval",
+    "launch.accelerate_config",
+)
 """Keys of a recipe that may hold local paths, which are relative to it."""
 
 

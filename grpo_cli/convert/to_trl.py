@@ -98,7 +98,7 @@ def _list_recipe_only(recipe: Recipe, changed: dict[str, Any]) -> Iterator[tuple
     yield from ((key, why) for key, why in reasons.items() if find(changed, key) is not None)
     if recipe.evaluation.limit != 0:
         yield "evaluation", "TRL does not measure before and after; `grpo eval` does"
-    if recipe.generation.backend == "vllm" and recipe.generation.vllm.is_managed:
+    if recipe.generation.has_managed_server:
         command = f"trl vllm-serve --model {recipe.model.path}"
         yield "generation.vllm.managed", f"TRL starts no server: start one with `{command}`"
     if recipe.model.path.endswith(".gguf") or recipe.model.path.startswith("package://"):
@@ -121,11 +121,12 @@ def _sampling(recipe: Recipe) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     if backend == "transformers_continuous_batching":
         fields["use_transformers_continuous_batching"] = True
-    if backend == "vllm":
+    uses_vllm = backend == "vllm" or recipe.generation.asks_server
+    if uses_vllm:
         fields["use_vllm"] = True
     fields |= _explicit(recipe.generation)
     fields |= {f"vllm_{name}": value for name, value in vllm.extras.items()}
-    return fields | (_vllm(vllm) if backend == "vllm" else {})
+    return fields | (_vllm(vllm) if uses_vllm else {})
 
 
 def _vllm(vllm: VllmConfig) -> dict[str, Any]:

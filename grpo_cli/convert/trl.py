@@ -73,15 +73,25 @@ MODEL: Table = {
     "dtype": _take_dtype,
     "model_init_kwargs": _take_init_kwargs,
 }
+
+
+def _take_target_modules(report: KeyReport, key: Path, value: Any) -> None:
+    """Take names; TRL takes a list of one as its text, which may be a pattern or `all-linear`."""
+    only = str(value[0]) if isinstance(value, list) and len(value) == 1 else ""
+    is_name = re.fullmatch(r"[\w.]*", only)
+    report.keep(key, "model.lora.target_modules", value if is_name else only)
+
+
 LORA: Table = {
     **read_table("lora"),
+    "lora_target_modules": _take_target_modules,
     **{name: f"model.lora.{name}" for name in LORA_ONLY},
     "lora_task_type": settled("model.lora", "recipes train causal language models"),
 }
 
 
-def take_model(report: KeyReport) -> None:
-    """Take every key of `ModelConfig`, and write the defaults of TRL's command line that differ."""
+def take_model(report: KeyReport, lora_dropout: float = 0.05) -> None:
+    """Take every key of `ModelConfig`, and write the defaults of the tool's command line that differ."""
     report.take(MODEL)
     has_lora = find(report.recipe, "model.lora") is not None
     if has_lora:
@@ -93,7 +103,7 @@ def take_model(report: KeyReport) -> None:
     report.add_missing("model.dtype", "float32", f"{report.tool}'s default")
     if has_lora and not find(report.recipe, "model.adapter"):
         note = f"the default of {report.tool}'s command line"
-        report.add_missing("model.lora.lora_dropout", 0.05, note)
+        report.add_missing("model.lora.lora_dropout", lora_dropout, note)
         note = "peft's default for Llama, Mistral, Qwen and Gemma; all-linear learns more"
         report.add_missing("model.lora.target_modules", ["q_proj", "v_proj"], note)
 

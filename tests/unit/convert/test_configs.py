@@ -267,6 +267,13 @@ def test_axolotls_defaults_are_written_where_ours_differ():
     }
 
 
+def test_an_adapter_of_axolotls_has_no_dropout_or_is_gone_on_from():
+    model = convert(f"{AXOLOTL}adapter: lora\nlora_r: 8\n").recipe["model"]
+    assert (model["lora"]["r"], model["lora"]["lora_dropout"]) == (8, 0)
+    model = convert(f"{AXOLOTL}adapter: lora\nlora_model_dir: ./old\n").recipe["model"]
+    assert (model["adapter"], model["lora"]) == ("./old", {})
+
+
 def test_keys_left_empty_as_in_axolotls_examples_have_no_effect():
     text = (
         AXOLOTL + "adapter:\nlora_r:\nwandb_project:\nspecial_tokens:\neval_steps:\nwarmup_steps:\n"

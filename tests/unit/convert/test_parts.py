@@ -44,6 +44,11 @@ def take(lines):
         ("trust_remote_code: true", "model.trust_remote_code", True),
         ("load_in_8bit: true", "model.quantization", "8bit"),
         ("adafactor: true", "training.optim", "adafactor"),
+        (
+            "use_peft: true\nlora_target_modules: [all-linear]",
+            "model.lora.target_modules",
+            "all-linear",
+        ),
         ('model_init_kwargs: \'{"dtype": "bfloat16", "a": 1}\'', "model.init_kwargs", {"a": 1}),
         ("accelerate_config: multi_gpu", "launch.strategy", "ddp"),
         ("accelerate_config: configs/zero3.yaml", "launch.strategy", "zero3"),

@@ -103,6 +103,7 @@ def test_a_function_in_a_folder_elsewhere_says_where_to_start():
         ({"dataset": {**BASE["dataset"], "limit": 5}}, "dataset.limit"),
         ({"dataset": {**BASE["dataset"], "max_prompt_length": 5}}, "dataset.max_prompt_length"),
         ({"dataset": {**BASE["dataset"], "revision": "v1"}}, "dataset.revision"),
+        ({"dataset": {**BASE["dataset"], "difficulty": "adaptive"}}, "dataset.difficulty"),
         ({"evaluation": {}}, "evaluation"),
         ({"description": "d"}, "description"),
         ({"training": {"early_stopping": {}}}, "training.early_stopping"),
@@ -115,6 +116,7 @@ def test_a_function_in_a_folder_elsewhere_says_where_to_start():
             {"generation": {"backend": "vllm", "vllm": {"mode": "server"}}},
             "generation.vllm.managed",
         ),
+        ({"generation": {"vllm": {"mode": "server"}}}, "generation.vllm.managed"),
         ({"rewards": [{"kind": "think_format", "when": "a"}]}, "rewards.0 (think_format): when"),
     ],
 )
