@@ -5,9 +5,7 @@ Source: trl 1.16 (`GRPOTrainer.__init__`, `GRPOConfig`), peft 0.21 (`LoraConfig`
 """
 
 import ast
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -15,6 +13,7 @@ from grpo_cli.convert.datasets import BUILDERS, NO_DATASET, PROMPT_EXAMPLE
 from grpo_cli.convert.key_report import KeyReport, read_keys
 from grpo_cli.convert.rewards import TRL_REWARDS, Reward, name_file
 from grpo_cli.convert.script_images import find_images
+from grpo_cli.convert.script_names import Names, callee, code_of, is_main, line_of
 from grpo_cli.convert.trl import LORA_NAMES, LORA_ONLY, find_home
 from grpo_cli.errors import RecipeError, recipe_error
 from grpo_cli.issues import Location
@@ -45,114 +44,6 @@ _LOADING = (
 """Arguments of `AutoProcessor.from_pretrained` that are no settings of images."""
 _OVERLONG = ("max_completion_len", "soft_punish_cache")
 _BITS = ("load_in_4bit", "load_in_8bit")
-_SYMBOLS = ("torch.float32", "torch.bfloat16", "torch.float16", "TaskType.CAUSAL_LM")
-"""Attributes that a config names by a text."""
-
-
-class _Names(ast.NodeTransformer):
-    """What the names of a script stand for; a name that is bound twice, anywhere, is not followed."""
-
-    def __init__(self, module: ast.Module) -> None:
-        self.nodes = list(ast.walk(module))
-        branches = (ast.If, ast.For, ast.While, ast.Try)
-        inside = [each for each in self.nodes if isinstance(each, branches) and not is_main(each)]
-        uncertain = {node for each in inside for node in ast.walk(each)}
-        self._values: dict[str, ast.expr] = {}
-        self._imports: dict[str, str] = {}
-        bound: Counter[str] = Counter()
-        changed: set[str] = set()
-        for node in self.nodes:
-            match node:
-                case ast.Assign(targets=[ast.Name(id=name)], value=value) if node not in uncertain:
-                    self._values[name] = value
-                case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
-                    self._values[name] = value
-                case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
-                    start = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
-                    self._imports |= {
-                        each.asname or each.name: start + each.name for each in aliases
-                    }
-                    bound.update(each.asname or each.name for each in aliases)
-                case ast.Name(id=name, ctx=ast.Store() | ast.Del()) | ast.arg(arg=name):
-                    bound[name] += 1
-                case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
-                    bound[name] += 1
-                case (
-                    ast.Subscript(value=ast.Name(id=name), ctx=ast.Store() | ast.Del())
-                    | ast.Call(func=ast.Attribute(value=ast.Name(id=name)))
-                ):
-                    changed.add(name)
-        for name, value in [*self._values.items()]:
-            if bound[name] != 1 or (isinstance(value, ast.List | ast.Dict) and name in changed):
-                del self._values[name]
-
-    def calls(self, name: str) -> list[ast.Call]:
-        """Return the calls of a function, by its own name."""
-        return [each for each in self.nodes if isinstance(each, ast.Call) and _callee(each) == name]
-
-    def follow(self, node: ast.expr) -> ast.expr:
-        """Return the expression that a name stands for, or the last one that is certain."""
-        while isinstance(node, ast.Name) and node.id in self._values:
-            node = self._values[node.id]
-        return node
-
-    def imported(self, node: ast.expr) -> str:
-        """Return the dotted name of an import, or empty text: `trl.rewards.accuracy_reward`."""
-        if isinstance(node, ast.Attribute):
-            parent = self.imported(node.value)
-            return f"{parent}.{node.attr}" if parent else ""
-        return self._imports.get(node.id, "") if isinstance(node, ast.Name) else ""
-
-    def bind(self, call: ast.Call, parameters: Sequence[str] = ()) -> dict[str, ast.expr]:
-        """Return the arguments of a call by name; `**` is a mapping of more that is not certain."""
-        arguments = dict(zip(parameters, call.args, strict=False))
-        for each in call.keywords:
-            match self.follow(each.value):
-                case ast.Dict(keys=keys, values=values) if each.arg is None and None not in keys:
-                    names = [str(self.literal(key)) for key in keys]
-                    arguments |= zip(names, values, strict=True)
-                case _:
-                    arguments[each.arg or "**"] = each.value
-        return arguments
-
-    def literal(self, node: ast.expr | None) -> Any:
-        """Return the value of a literal, with what its names stand for; the expression if it is none."""
-        try:
-            return ast.literal_eval(self.visit(deepcopy(node))) if node is not None else None
-        except ValueError:
-            return node
-
-    def visit_Name(self, node: ast.Name) -> ast.expr:
-        """Replace a name with what it stands for."""
-        value = self.follow(node)
-        return value if isinstance(value, ast.Name) else self.visit(deepcopy(value))
-
-    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
-        """Replace a symbol with its name."""
-        return ast.Constant(node.attr) if ast.unparse(node) in _SYMBOLS else node
-
-
-def is_main(node: ast.AST) -> bool:
-    """Return whether a statement is `if __name__ == "__main__":`."""
-    return isinstance(node, ast.If) and ast.unparse(node.test) == "__name__ == '__main__'"
-
-
-def _callee(node: ast.expr) -> str:
-    """Return the name of what is called, without its module or object; empty if nothing is."""
-    function = node.func if isinstance(node, ast.Call) else None
-    return str(getattr(function, "attr", None) or getattr(function, "id", ""))
-
-
-def _code(node: ast.AST) -> str:
-    code = " ".join(ast.unparse(node).split())
-    return code if len(code) <= 60 else f"{code[:57]}…"
-
-
-def _line(node: ast.AST) -> int:
-    """Return the line of an expression; of a call, that of the function's own name, as in a chain."""
-    if isinstance(node, ast.Call):
-        return node.func.end_lineno or node.lineno
-    return int(getattr(node, "lineno", 1))
 
 
 def read_script(text: str, source: FilePath, folder: FilePath) -> "Script":
@@ -175,7 +66,7 @@ class Script:
         self._file = source
         self._path = name_file(source.resolve(), folder)
         self._body = module.body
-        self._names = _Names(module)
+        self._names = Names(module)
         signs = [f"{name}(…)" for name in _CALLS if self._names.calls(name)]
         self.report = KeyReport(Node({}, Location(str(source), 1, 1)), "trl", signs)
         self.rewards: dict[str, Reward] = {}
@@ -243,7 +134,7 @@ class Script:
 
     def _leave(self, target: str, value: ast.AST, fix: str = "write its value") -> None:
         """Leave a key of the recipe to a person, with the code that computes it."""
-        self._add_to_do(target, f"{self._file.name}:{_line(value)} has `{_code(value)}`; {fix}")
+        self._add_to_do(target, f"{self._file.name}:{line_of(value)} has `{code_of(value)}`; {fix}")
 
     def _add_to_do(self, target: str, text: str) -> None:
         before = self.report.to_do.get(target)
@@ -282,7 +173,7 @@ class Script:
                 case ast.Assign(targets=[ast.Attribute(value=made, attr=name)]):
                     if self._names.follow(made) is call and (target := _find_target(name)):
                         self.report.tree.value.pop(name, None)
-                        text = f"{self._file.name}:{node.lineno} sets it later: `{_code(node)}`"
+                        text = f"{self._file.name}:{node.lineno} sets it later: `{code_of(node)}`"
                         self._add_to_do(target, text)
 
     def _take_lora(self, call: ast.Call) -> None:
@@ -302,7 +193,7 @@ class Script:
                 continue
             if name in _EPISODES:
                 key, kind = _EPISODES[name]
-                names = map(_code, self._list(value))
+                names = map(code_of, self._list(value))
                 path = self._path
                 entries = ", ".join(f'{{kind: {kind}, path: "{path}:{each}"}}' for each in names)
                 self._leave(key, value, f"write [{entries}], each with its own file")
@@ -322,11 +213,11 @@ class Script:
         match made:
             case ast.Call(func=ast.Attribute(value=inner, attr="to" | "cuda")):
                 made = self._names.follow(inner)
-            case ast.Call(args=[inner, *_]) if _callee(made) == "get_peft_model":
+            case ast.Call(args=[inner, *_]) if callee(made) == "get_peft_model":
                 made = self._names.follow(inner)
         if isinstance(literal, str):
             self._put("model_name_or_path", literal, value)
-        elif isinstance(made, ast.Call) and _callee(made) == "from_pretrained" and made.args:
+        elif isinstance(made, ast.Call) and callee(made) == "from_pretrained" and made.args:
             self._take_pretrained(made)
         else:
             self._leave("model.path", value, "name the model")
@@ -352,7 +243,7 @@ class Script:
     def _take_quantization(self, value: ast.expr) -> None:
         """Take the bits of `BitsAndBytesConfig(…)`."""
         made, keys = self._names.follow(value), []
-        if isinstance(made, ast.Call) and _callee(made) == "BitsAndBytesConfig":
+        if isinstance(made, ast.Call) and callee(made) == "BitsAndBytesConfig":
             arguments = self._names.bind(made)
             keys = [key for key in _BITS if self._names.literal(arguments.get(key)) is True]
         if keys:
@@ -363,7 +254,7 @@ class Script:
     def _take_processor(self) -> None:
         """Take the settings of `AutoProcessor.from_pretrained(…)`."""
         for call in self._names.calls("from_pretrained"):
-            if not _code(call.func).endswith("AutoProcessor.from_pretrained"):
+            if not code_of(call.func).endswith("AutoProcessor.from_pretrained"):
                 continue
             arguments = self._names.bind(call)
             for name in [each for each in _LOADING if each in arguments]:
@@ -392,14 +283,14 @@ class Script:
             return name
         if package and package.partition(".")[0] != "trl":
             return path
-        self.rewards[_code(item)] = self._define_reward(item)
-        return _code(item)
+        self.rewards[code_of(item)] = self._define_reward(item)
+        return code_of(item)
 
     def _define_reward(self, item: ast.expr) -> Reward:
         made = self._names.follow(item)
-        if _code(item) in [each.name for each in self._body if isinstance(each, ast.FunctionDef)]:
-            return Reward({"kind": "python", "path": f"{self._path}:{_code(item)}"})
-        if isinstance(made, ast.Call) and _callee(made) == "get_soft_overlong_punishment":
+        if code_of(item) in [each.name for each in self._body if isinstance(each, ast.FunctionDef)]:
+            return Reward({"kind": "python", "path": f"{self._path}:{code_of(item)}"})
+        if isinstance(made, ast.Call) and callee(made) == "get_soft_overlong_punishment":
             arguments = self._names.bind(made, _OVERLONG)
             longest, cache = (self._names.literal(arguments.get(name)) for name in _OVERLONG)
             if isinstance(longest, int) and isinstance(cache, int):
@@ -449,7 +340,7 @@ class Script:
         """Leave to a person what changes the rows, leaves some out, or holds some out."""
         made = []
         for change in changes:
-            match _callee(change):
+            match callee(change):
                 case "filter":
                     key = "train" if "datasets" in self.report.tree.value else "path"
                     fix = "name data without the rows that it leaves out; a recipe reads all rows"
@@ -461,7 +352,7 @@ class Script:
                     fix = "write the share of the rows that is held out, such as 0.05"
                     self._leave("dataset.eval_fraction", change, fix)
                 case _:
-                    made.append(f"line {_line(change)}: `{_code(change)}`")
+                    made.append(f"line {line_of(change)}: `{code_of(change)}`")
         if made:
             self.report.to_do["dataset.prompt"] = (
                 f"{self._file.name} changes the rows ({', '.join(made)}); write what it makes of a "
@@ -474,7 +365,7 @@ class Script:
         """Follow rows back to `load_dataset`: return the call, the split, and what changes the rows."""
         value = self._names.follow(value)
         match value:
-            case ast.Call() if _callee(value) == "load_dataset":
+            case ast.Call() if callee(value) == "load_dataset":
                 return value, None, []
             case ast.Subscript(value=inner, slice=key):
                 call, _, changes = self._trace_rows(inner)

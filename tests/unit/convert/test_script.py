@@ -147,6 +147,7 @@ def test_a_script_is_read_and_what_it_computes_is_left_to_do(tmp_path, monkeypat
         ("LR = 1\nLR = 2", "LR", None),
         ("LR = 1\nLR += 2", "LR", None),
         ("if x:\n    LR = 1", "LR", None),
+        ("if x:\n    LR: float = 1", "LR", None),
         ("for LR in (1, 2): pass", "LR", None),
         ("LR = 1\ndef f():\n    global LR\n    LR = 2", "LR", None),
         ("with x as LR: pass", "LR", None),
