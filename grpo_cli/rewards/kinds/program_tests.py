@@ -239,12 +239,26 @@ def _read_code(text: str, function: str | None) -> list[ProgramTest]:
     for statement in body:
         if isinstance(statement, ast.Assert):
             tests.append(_read_assertion(setup, statement))
+            if _names(setup, ast.Store) & _names([statement.test], ast.Load):
+                # `assert s.pop() == 2` changes what the next assertion sees.
+                setup.append(_repeat(statement))
         else:
             setup.append(statement)
     if tests and isinstance(body[-1], ast.Assert):
         return tests
     may_fail = _runs_something(body) and any(map(_may_fail, _walk(body)))
     return [ProgramTest(check=_isolate(body))] if may_fail else []
+
+
+def _names(body: Sequence[ast.AST], context: type[ast.expr_context]) -> set[str]:
+    nodes = (node for node in _walk(body) if isinstance(node, ast.Name))
+    return {node.id for node in nodes if isinstance(node.ctx, context)}
+
+
+def _repeat(statement: ast.Assert) -> ast.stmt:
+    """Return the statement that evaluates what is asserted, whatever comes of it."""
+    anything = ast.ExceptHandler(ast.Name("Exception", ast.Load()), None, [ast.Pass()])
+    return ast.Try([ast.Expr(statement.test)], [anything], [], [])
 
 
 def _runs_something(body: Sequence[ast.stmt]) -> bool:

@@ -114,6 +114,16 @@ def test_values_keep_their_types(given, asked):
     assert result.value == 1.0, result.reason
 
 
+def test_assertions_see_what_earlier_ones_changed():
+    stack = "class Stack(list):\n    def take(self):\n        return self.pop()\n\ndef f(x): x.sort(); return x"
+    tests = "s, x = Stack([1, 2]), [3, 1]\nassert s.take() == 2\nassert s.take() == 1\n"
+    tests += "assert f(x)\nassert x == [1, 3]"
+    assert score(stack, tests) == (1.0, "4 of 4 tests", False)
+    failing = "def f(n): return 1 // n"
+    tests = "n = 0\nassert f(n) == 1\nassert f(n + 1) == 1"
+    assert score(failing, tests, credit="share").value == 0.5
+
+
 def test_lists_are_not_tuples_and_constants_are_themselves():
     assert score("def f(): return [1]", "assert f() == (1,)").value == 0.0
     assert score("def f(): return 1", "assert f() is True").value == 0.0
