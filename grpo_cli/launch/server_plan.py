@@ -246,7 +246,8 @@ def plan_managed_server(
     return ManagedServer(
         **vars(plan),
         group_port=int(vllm.extras.get("group_port", location.group_port)),
-        max_restarts=vllm.max_restarts,
+        # An asynchronous training would learn from samples of the initial weights until it sends its own.
+        max_restarts=0 if recipe.training.mode == "async" else vllm.max_restarts,
     )
 
 

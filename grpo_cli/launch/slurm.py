@@ -116,6 +116,7 @@ def plan_job(recipe: Recipe, request: JobRequest) -> JobPlan:
         flags=shlex.join(request.flags),
         overrides=list(map(shlex.quote, request.overrides)),
         sets_timeout="server_timeout" in recipe.generation.vllm.extras,
+        sets_group_port="group_port" in recipe.generation.vllm.extras,
         cpus=f"--cpus-per-task={slurm.cpus_per_task} " if slurm.cpus_per_task else "",
         straggler_s=_STRAGGLER_S,
         margin_s=slurm.signal_before_end_s + _EARLY_S,

@@ -62,7 +62,7 @@ class VllmConfig(OpenSection):
     """With `model.lora`, send vLLM the adapter alone and have it sample with that (`--enable-lora`), if it can.
     `false` sends all weights, with the adapter merged in a copy: slower to send, faster to sample from."""
     max_restarts: Integer = Field(default=3, ge=0)
-    """How many times a managed server is restarted before the run fails."""
+    """How many times a managed server is restarted before the run fails; never with `training.mode: async`."""
     server_args: Annotated[dict[str, str | int | float | bool], AfterValidator(_check_flags)] = (
         Field(default_factory=dict)
     )

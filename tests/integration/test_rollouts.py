@@ -14,6 +14,7 @@ from grpo_cli.errors import RewardError, RunError
 from grpo_cli.recipe.generation import GenerationConfig
 from grpo_cli.rewards.contract import RewardParams, Score
 from grpo_cli.rewards.scoring import Reward, weighted_sum
+from grpo_cli.training.asynchronous import trainer
 from grpo_cli.training.asynchronous.rollouts import (
     Rollouts,
     Sampled,
@@ -185,6 +186,26 @@ def test_a_path_may_be_cut_anywhere(window):
     whole = compute([0, 6])
     assert whole.shape == (1, 6, 4, 8)
     assert torch.allclose(whole, compute([0, 2, 5, 6]), atol=1e-6)
+
+
+def test_scores_that_a_model_limits_are_refused():
+    """Gemma 2's would go on without the limit, and all log-probabilities be wrong."""
+    none = torch.zeros(1, 1, 1, 8)
+    tree = dict.fromkeys(("tree_kv_index", "tree_cu_seqlens_q", "tree_cu_seqlens_k"), none)
+    sizes = {"tree_max_seqlen_q": 1, "tree_max_seqlen_k": 1}
+    with pytest.raises(RunError, match="limits its attention scores to 50"):
+        attend(torch.nn.Identity(), none, none, none, None, **tree, **sizes, softcap=50.0)
+
+
+@pytest.mark.parametrize(
+    ("capability", "lacks"), [((8, 0), True), ((9, 0), False), ((10, 0), True), ((12, 0), True)]
+)
+def test_trls_kernel_runs_on_hopper_alone(monkeypatch, capability, lacks):
+    """FlashAttention 3 has no code for Blackwell, and fails there in the first step."""
+    monkeypatch.setattr(trainer.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    assert trainer._lacks_kernel() is lacks
 
 
 def test_packed_rows_attend_as_separate_ones_do(chat_model):

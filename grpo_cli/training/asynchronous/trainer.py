@@ -49,8 +49,8 @@ from grpo_cli.upstream.vllm import COLLECTIVE_RPC, FINISH_UPDATE
 _POLL_S = 1.0
 _STOP_TIMEOUT_S = 120.0
 """How long a request to stop waits for the samples of the current step."""
-_HOPPER = (9, 0)
-"""CUDA capability of the first GPUs that the kernel was written for."""
+_HOPPER = 9
+"""Major CUDA capability of the only GPUs with FlashAttention 3, and of AMD's, which have a kernel of their own."""
 _TIMES = {
     # Waiting is all of sampling that costs time.
     ASYNC_WAIT: "time/sampling",
@@ -283,7 +283,7 @@ def _lacks_kernel() -> bool:
     """Return whether TRL's kernel (FlashAttention 3, fetched by `kernels`) does not run here."""
     if not torch.cuda.is_available() or importlib.util.find_spec("kernels") is None:
         return True
-    return torch.cuda.get_device_capability() < _HOPPER
+    return torch.cuda.get_device_capability()[0] != _HOPPER
 
 
 def register_attention() -> None:
@@ -305,6 +305,7 @@ def attend(
     tree_max_seqlen_k: int,
     scaling: float | None = None,
     sliding_window: int | None = None,
+    softcap: float | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """Return attention of each segment to itself and its path, [1, tokens, heads, width].
@@ -313,9 +314,18 @@ def attend(
         query: [1, heads, tokens, width]; the segments lie end to end.
         key: [1, key heads, tokens, width].
         sliding_window: How many tokens back are visible; None is all.
+        softcap: Largest score of a model that limits them.
+
+    Raises:
+        RunError: The model limits its scores, as Gemma 2 does.
 
     Source: trl 1.16.0, `packing.tree_attention`, whose kernel aligns a causal mask to the path's end.
     """
+    if softcap:
+        raise RunError(
+            f"this model limits its attention scores to {softcap:g}, for which asynchronous training needs the package "
+            "`kernels` and a Hopper GPU. Fix: set `training.mode: sync`"
+        )
     tree = tree_kv_index, tree_cu_seqlens_q, tree_cu_seqlens_k
     segments = _read_tree(*tree, tree_max_seqlen_q, tree_max_seqlen_k, query.shape[2])
     query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))

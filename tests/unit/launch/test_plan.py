@@ -168,6 +168,14 @@ def test_a_managed_server_has_gpus_of_its_own(tmp_path):
     assert "--gpu-memory-utilization" not in line
 
 
+def test_an_asynchronous_training_ends_with_its_server(tmp_path):
+    """It would not notice another one, and take samples of the initial weights for its own."""
+    path = write_recipe(tmp_path, GOOD.replace("generation:\n", f"generation:\n{MANAGED}"))
+    recipe = load_recipe(path, ["training.mode=async"])
+    server = plan_launch(recipe, RUN, FOUR_GPUS).server
+    assert server.max_restarts == 0
+
+
 def test_the_devices_of_a_plan_win_over_those_that_were_visible(tmp_path):
     planned = plan_launch(recipe_of(tmp_path, "", MANAGED), RUN, FOUR_GPUS)
     added = planned.add_environment(

@@ -163,6 +163,9 @@ def test_a_server_takes_the_last_node(tmp_path):
     assert 'my recipe.yaml\' --host 0.0.0.0 --port "$server_port" --timeout 3600 &' in script
     assert '--nodelist="$(IFS=,; echo "${nodes[*]:0:2}")"' in script
     assert '--set "generation.vllm.base_url=http://$server_node:$server_port"' in script
+    # TRL's trainers all wait for their server at 51216, and jobs may share a node.
+    assert "group_port=$((30000 + SLURM_JOB_ID % 1000))" in script
+    assert '--set "generation.vllm.group_port=$group_port"' in script
 
 
 def problems(tmp_path, slurm, text=GOOD):
