@@ -86,6 +86,8 @@ def load_reward_states(rewards: Sequence[Reward], states: Mapping[str, Any]) -> 
 class AtomicCheckpoints(_Mixin):
     """Mixin before one of TRL's trainers: checkpoints are staged and then renamed."""
 
+    forced = False
+    """Whether to resume even if the checkpoint lacks a reward's state."""
     _saving = False
 
     def load_state(self, checkpoint: Path, last_step: int) -> None:
@@ -147,6 +149,20 @@ class AtomicCheckpoints(_Mixin):
 
     def _load_more(self, checkpoint: Path) -> None:
         """Load it."""
+
+    def _restore_rewards(
+        self, rewards: Sequence[Reward], states: Mapping[str, Any], checkpoint: Path
+    ) -> None:
+        for name in (reward.name for reward in rewards if has_state(reward)):
+            if name not in states and not self.forced:
+                raise RewardError(
+                    f"{checkpoint} holds no state of reward {name!r}, which would start afresh. Fix: start a new "
+                    "run, or resume anyway with --force"
+                )
+        load_reward_states(rewards, states)
+
+    def _own_file(self, checkpoint: Path, name: str) -> Path:
+        return checkpoint / f"{name}_{self.accelerator.process_index}.pt"
 
     def _get_output_dir(self, trial: Any) -> str:
         folder = super()._get_output_dir(trial)
@@ -223,8 +239,6 @@ class ExactResume(AtomicCheckpoints):
     """Mixin before `GRPOTrainer`: saves and restores what TRL leaves out of a checkpoint."""
 
     rewards: Sequence[Reward] = ()
-    forced = False
-    """Whether to resume even if the checkpoint lacks a reward's state."""
     difficulty: DifficultySampler | None = None
     """Draws the prompts; None if TRL does."""
     _epochs_done = 0
@@ -239,9 +253,9 @@ class ExactResume(AtomicCheckpoints):
         """
         accept_numbered_cpus()
         self._epochs_done = self.state.global_step // steps_per_epoch
-        if saved := _load(self._own_file(checkpoint, "generations"), self.accelerator.device):
+        if saved := load_saved(self._own_file(checkpoint, "generations"), self.accelerator.device):
             self._step, self._buffered_inputs = saved["step"], saved["inputs"]
-        if self._saves_reference and (weights := _load(checkpoint / REFERENCE)):
+        if self._saves_reference and (weights := load_saved(checkpoint / REFERENCE)):
             self.accelerator.unwrap_model(self.ref_model).load_state_dict(weights)
         self._load_more(checkpoint)
         # That was before the first step.
@@ -288,28 +302,19 @@ class ExactResume(AtomicCheckpoints):
 
     def _load_more(self, checkpoint: Path) -> None:
         # Checkpoints of earlier versions have no such file.
-        own = _load(self._own_file(checkpoint, "process")) or {}
+        own = load_saved(self._own_file(checkpoint, "process")) or {}
         self._sums = own.get("sums")
         if self.difficulty is not None and "difficulty" in own:
             self.difficulty.restore(own["difficulty"])
-        states = own.get("rewards", {})
-        for name in (reward.name for reward in self.rewards if has_state(reward)):
-            if name not in states and not self.forced:
-                raise RewardError(
-                    f"{checkpoint} holds no state of reward {name!r}, which would start afresh. Fix: start a new "
-                    "run, or resume anyway with --force"
-                )
-        load_reward_states(self.rewards, states)
+        self._restore_rewards(self.rewards, own.get("rewards", {}), checkpoint)
 
     @property
     def _saves_reference(self) -> bool:
         return self.args.sync_ref_model and not shares_weights(self)
 
-    def _own_file(self, checkpoint: Path, name: str) -> Path:
-        return checkpoint / f"{name}_{self.accelerator.process_index}.pt"
 
-
-def _load(path: Path, device: Any = "cpu") -> Any:
+def load_saved(path: Path, device: Any = "cpu") -> Any:
+    """Return what a checkpoint's file of our own holds; None if it has none."""
     return torch.load(path, map_location=device, weights_only=True) if path.is_file() else None
 
 

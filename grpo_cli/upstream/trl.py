@@ -117,7 +117,9 @@ ATTRIBUTES = {
         "multi_objective_aggregation num_generations num_generations_eval num_iterations pad_to_multiple_of "
         "ref_model reward_func_names reward_weights temperature vllm_generation"
     ),
-    f"{_ASYNC}.async_grpo_trainer.AsyncGRPOTrainer": "rollout_worker weight_transfer",
+    f"{_ASYNC}.async_grpo_trainer.AsyncGRPOTrainer": (
+        "_step_samples rollout_worker weight_transfer"
+    ),
     f"{_ASYNC}.weight_transfer.WeightTransferClient": "vllm",
     "trl.generation.vllm_generation.VLLMGeneration": (
         "_dist llm mode model server_timeout tensor_parallel_size vllm_client"

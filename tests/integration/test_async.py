@@ -94,6 +94,8 @@ def test_a_training_learns_from_what_a_server_samples_meanwhile(workshop, server
     assert {*groups[0]["rewards"]} == {"length", "short"}
     saved = {path.name for path in folder.checkpoints.glob("checkpoint-*")}
     assert saved == {"checkpoint-2", "checkpoint-4"}
+    own = torch.load(folder.checkpoints / "checkpoint-4" / "process_0.pt")
+    assert own["learned"] == sum(step["batch/samples_per_step"] for step in steps)
     measured = {path.name for path in folder.evaluations.glob("*.json")}
     assert measured == {"before.json", "after.json"}
 

@@ -3,6 +3,7 @@
 import math
 import threading
 from itertools import islice
+from types import SimpleNamespace as Namespace
 
 import numpy
 import pytest
@@ -85,6 +86,48 @@ def test_every_epoch_asks_every_prompt_once_and_a_later_start_goes_on():
     assert len({tuple(epoch) for epoch in epochs}) > 1
     behind = make(first=4)
     assert list(islice(behind.order(), 5)) == first[4:]
+
+
+class Counting:
+    """A scorer with state."""
+
+    def __init__(self):
+        self.seen = 0
+
+    def __call__(self, batch):
+        self.seen += len(batch.completions)
+        return by_place(batch)
+
+    def state_dict(self):
+        return vars(self)
+
+    def load_state_dict(self, state):
+        vars(self).update(state)
+
+
+def test_a_checkpoint_holds_the_states_of_rewards_and_how_many_completions_were_learned_from(
+    tmp_path,
+):
+    def load(learned, seen, **more):
+        given = object.__new__(trainer.AsyncRunTrainer)
+        counting = Counting()
+        counting.seen = seen
+        given.rollout_worker = make(rewards=[reward_of(counting)])
+        given.args, given.accelerator = Namespace(num_generations=2), Namespace(process_index=0)
+        given.state, given._learned = Namespace(global_step=5), learned
+        vars(given).update(more)
+        return given, counting
+
+    load(8.0, 12)[0]._save_more(tmp_path)
+    resumed, counting = load(0.0, 0)
+    resumed._load_more(tmp_path)
+    assert (resumed.rollout_worker.first, resumed._learned, counting.seen) == (4, 8, 12)
+    (tmp_path / "process_0.pt").unlink()
+    with pytest.raises(RewardError, match="no state of reward 'own'"):
+        resumed._load_more(tmp_path)
+    forced, _ = load(0.0, 0, forced=True, groups_per_step=3)
+    forced._load_more(tmp_path)
+    assert forced.rollout_worker.first == 15
 
 
 def test_a_sample_is_what_trl_learns_from(started):

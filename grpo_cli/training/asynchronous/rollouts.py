@@ -140,7 +140,8 @@ class Rollouts:
         self._progress = time.monotonic()
         self._ended = threading.Event()
         self._lock = threading.Lock()
-        self._scoring = threading.Lock()
+        self.scoring = threading.Lock()
+        """Rewards are called by one thread at a time."""
         self._under_way = 0
 
     def order(self) -> Iterator[tuple[int, Mapping[str, Any]]]:
@@ -185,8 +186,7 @@ class Rollouts:
                 version = self._version
                 sampled = self.sampler(turn.prompt_ids, self.group)
                 self._progress = time.monotonic()
-                # Rewards are called by one thread at a time.
-                with self._scoring:
+                with self.scoring:
                     if self._ended.is_set():
                         return
                     samples = self._make_samples(turn, sampled, version)

@@ -26,7 +26,12 @@ from grpo_cli.models.source import model_folder_or_id
 from grpo_cli.rewards.contract import Batch, Score
 from grpo_cli.rewards.scoring import Reward
 from grpo_cli.training.asynchronous.rollouts import SERVER_TIMEOUT_S, Rollouts, ServerSampler
-from grpo_cli.training.checkpoints import AtomicCheckpoints, accept_numbered_cpus
+from grpo_cli.training.checkpoints import (
+    AtomicCheckpoints,
+    accept_numbered_cpus,
+    load_saved,
+    save_reward_states,
+)
 from grpo_cli.training.reward_functions import CompletionLog, read_completions
 from grpo_cli.training.session import Session, Stopped
 from grpo_cli.training.vllm_weights import (
@@ -65,19 +70,41 @@ class AsyncRunTrainer(AtomicCheckpoints, AsyncGRPOTrainer):
 
     groups_per_step = 1
     watch = SyncWatch()
+    _learned = 0.0
+    """Completions that were learned from: `token_budget` decides how many a step takes."""
 
     def resume_from(self, checkpoint: Path, steps_per_epoch: int) -> None:
         """Train to the end from the checkpoint whose state was loaded; prompts continue across epochs."""
         accept_numbered_cpus()
-        if self.rollout_worker is not None:
-            self.rollout_worker.first = self.state.global_step * self.groups_per_step
+        self._load_more(checkpoint)
         self.train(resume_from_checkpoint=str(checkpoint))
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
         """Run one micro-step; see `check_loss` for what it raises."""
+        before = self._step_samples
         loss = super().training_step(model, inputs, num_items_in_batch)
+        self._learned += self._step_samples - before
         self.check_loss(loss)
         return loss
+
+    def _save_more(self, staged: Path) -> None:
+        if self.rollout_worker is None:
+            return
+        staged.mkdir(parents=True, exist_ok=True)
+        with self.rollout_worker.scoring:
+            states = save_reward_states(self.rollout_worker.rewards)
+        own = {"rewards": states, "learned": round(self._learned)}
+        torch.save(own, self._own_file(staged, "process"))
+
+    def _load_more(self, checkpoint: Path) -> None:
+        if self.rollout_worker is None:
+            return
+        # Checkpoints of earlier versions have no such file.
+        own = load_saved(self._own_file(checkpoint, "process")) or {}
+        group = self.args.num_generations
+        self._learned = own.get("learned", self.state.global_step * self.groups_per_step * group)
+        self.rollout_worker.first = int(self._learned) // group
+        self._restore_rewards(self.rollout_worker.rewards, own.get("rewards", {}), checkpoint)
 
     def _init_lora_sync(self, model: Any) -> bool:
         # Samples are asked of the base's name: adapters are merged, whatever the server could load.
@@ -220,6 +247,9 @@ def build_async_trainer(
         register_attention()
     check_vocabulary(trainer.model, tokenizer)
     trainer.groups_per_step = _completions_per_step(session, args) // args.num_generations
+    trainer.forced = bool(session.folder.read_resumption().get("forced"))
+    # A state that cannot be saved is reported before the first step.
+    save_reward_states(rewards)
 
     def add_to_log(name: str, batch: Batch, scores: Sequence[Score]) -> None:
         log.add(name, batch, scores, step=trainer.state.global_step)
@@ -323,8 +353,8 @@ def attend(
     """
     if softcap:
         raise RunError(
-            f"this model limits its attention scores to {softcap:g}, for which asynchronous training needs the package "
-            "`kernels` and a Hopper GPU. Fix: set `training.mode: sync`"
+            f"this model limits its attention scores to {softcap:g}, for which asynchronous training needs the "
+            "package `kernels` and a Hopper GPU. Fix: set `training.mode: sync`"
         )
     tree = tree_kv_index, tree_cu_seqlens_q, tree_cu_seqlens_k
     segments = _read_tree(*tree, tree_max_seqlen_q, tree_max_seqlen_k, query.shape[2])
