@@ -19,7 +19,9 @@ class HubServer:
         self.repos: dict[str, dict] = {}
         """Name → what `create_repo` sent."""
         self.commits: list[dict] = []
-        """Each with its summary and files: path → content."""
+        """Each with its summary, the files that it removes, and the others: path → content."""
+        self.present: list[str] = []
+        """Files that every repository has already."""
         self.blobs: dict[str, bytes] = {}
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler_of(self))
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
@@ -32,7 +34,7 @@ class HubServer:
         self._server.shutdown()
         self._server.server_close()
 
-    def answer(self, path: str, body: bytes, token: str | None) -> tuple[int, dict]:
+    def answer(self, path: str, body: bytes, token: str | None) -> tuple[int, dict | list]:
         if path.endswith("validate-yaml"):
             return 200, {"errors": [], "warnings": []}
         if token != TOKEN:
@@ -54,6 +56,9 @@ class HubServer:
             }
         if "/commit/" in path:
             return self._commit(path.removeprefix("/api/models/").partition("/commit/")[0], body)
+        if "/tree/" in path:
+            about = {"type": "file", "size": 1, "oid": "a" * 40}
+            return 200, [{"path": name, **about} for name in self.present]
         if path.startswith("/api/models/"):
             return 200, {"id": path.removeprefix("/api/models/"), "siblings": []}
         return 404, {"error": f"no {path}"}
@@ -64,7 +69,7 @@ class HubServer:
     def _commit(self, repo: str, body: bytes) -> tuple[int, dict]:
         if self.refuse_commits:
             return 403, {"error": "You have no right to write here."}
-        commit = {"files": {}}
+        commit = {"files": {}, "deleted": []}
         for line in body.splitlines():
             record = json.loads(line)
             value = record["value"]
@@ -72,6 +77,8 @@ class HubServer:
                 commit["summary"] = value["summary"]
             elif record["key"] == "file":
                 commit["files"][value["path"]] = base64.b64decode(value["content"])
+            elif record["key"] == "deletedFile":
+                commit["deleted"].append(value["path"])
             elif record["key"] == "lfsFile":
                 commit["files"][value["path"]] = self.blobs[value["oid"]]
         self.commits.append(commit)

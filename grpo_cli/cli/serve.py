@@ -111,7 +111,11 @@ def chat(
         )
     pictures = [read_picture(path) for path in image or ()]
     with progress("loading the model"):
-        backend = open_server(url, None, sampling) if url else open_model(served, sampling)
+        backend = (
+            open_server(url, None, sampling, is_text=served.is_text)
+            if url
+            else open_model(served, sampling)
+        )
     _converse(served.name, backend, served.system if system is None else system, pictures)
 
 

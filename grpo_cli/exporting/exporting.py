@@ -37,6 +37,10 @@ PROGRESS = "progress: "
 _VERIFIER = "grpo_cli.exporting.verification"
 _PRECISION_ISSUES = ("weights", "logits", "training kept")
 """Subjects of the verification's issues that a finer precision fixes."""
+_STALE = {
+    "safetensors": ["*.safetensors", "*.safetensors.index.json", "adapter_config.json"],
+}
+"""Format → files of an earlier push that transformers would load before or beside those of the export."""
 _REPO = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)
 
 
@@ -274,7 +278,7 @@ def give_name(partial: Path, target: Path, *, force: bool) -> None:
 def export_and_push(plan: ExportPlan, repo: str, *, private: bool, tell: Tell) -> dict[str, Any]:
     """Export, and upload the folder to the hub as one commit; return also the commit's address.
 
-    A repository that exists keeps its visibility.
+    A repository that exists keeps its visibility, and loses the weights of an earlier push.
 
     Raises:
         UsageError: The name is not one of a repository.
@@ -301,7 +305,12 @@ def export_and_push(plan: ExportPlan, repo: str, *, private: bool, tell: Tell) -
     message = f"{plan.request.recipe.name}: {plan.request.name}, exported by grpo"
     try:
         api.create_repo(repo, private=private, exist_ok=True)
-        commit = api.upload_folder(repo_id=repo, folder_path=plan.target, commit_message=message)
+        commit = api.upload_folder(
+            repo_id=repo,
+            folder_path=plan.target,
+            commit_message=message,
+            delete_patterns=_STALE.get(plan.request.format),
+        )
     except (HfHubHTTPError, HTTPError, OSError) as error:
         raise RunError(
             f"{repo} could not be pushed: {_first_line(error)}. The export is kept in {plan.target}. "

@@ -28,7 +28,7 @@ from grpo_cli.models.loading import (
 from grpo_cli.models.processor import copy_processor, load_processing_class, tokenizer_of
 from grpo_cli.processes import reaped
 from grpo_cli.recipe.model import ModelConfig
-from grpo_cli.runs.files import write_text
+from grpo_cli.runs.files import read_object, write_json, write_text
 
 _ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 
@@ -81,6 +81,10 @@ def write_adapter(request: ExportRequest, folder: Path) -> None:
     """Write the adapter as it is, with the tokenizer or processor and the template it was trained with."""
     for name in _ADAPTER_FILES:
         shutil.copyfile(request.trained / name, folder / name)
+    if revision := request.recipe.model.revision:
+        # By it peft loads the base.
+        config = read_object(folder / _ADAPTER_FILES[0])
+        write_json(folder / _ADAPTER_FILES[0], {**config, "revision": revision})
     load_processing(request).save_pretrained(folder)
 
 
@@ -247,12 +251,13 @@ def write_modelfile(request: ExportRequest, folder: Path) -> None:
     tokenizer = load_tokenizer(request.tokenizer)
     stops = all_eos_token_ids(load_generation_config(request.recipe.model), tokenizer)
     lines = [f"FROM ./{file.name}"]
-    turns = _turns_of(tokenizer, request) if tokenizer.chat_template else None
+    is_chat = bool(tokenizer.chat_template) and not request.recipe.dataset.is_text
+    turns = _turns_of(tokenizer, request) if is_chat else None
     if turns is not None:
         # Ollama adds the beginning-of-sequence token itself.
         go = turns.as_go().removeprefix(tokenizer.bos_token or "")
         lines.append(_quote("TEMPLATE", go))
-    elif tokenizer.chat_template:
+    elif is_chat:
         lines.append("# The chat template is the one in the GGUF file.")
     else:
         lines.append('TEMPLATE "{{ .Prompt }}"')

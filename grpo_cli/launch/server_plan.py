@@ -96,6 +96,8 @@ class ServePlan(ServerPlan):
     """What requests call the model."""
     system: str | None
     """The system message of the example."""
+    is_text: bool = False
+    """Whether the model continues plain text."""
 
     @property
     def url(self) -> str:
@@ -107,11 +109,10 @@ class ServePlan(ServerPlan):
         """A command that sends it an example request."""
         opening = [{"role": "system", "content": self.system}] if self.system else []
         messages = [*opening, {"role": "user", "content": "Hello"}]
-        body = json.dumps({"model": self.name, "messages": messages}, ensure_ascii=False)
-        return (
-            f"curl {self.url}/chat/completions -H 'Content-Type: application/json' "
-            f"-d {shlex.quote(body)}"
-        )
+        asked = {"prompt": "Hello"} if self.is_text else {"messages": messages}
+        body = json.dumps({"model": self.name, **asked}, ensure_ascii=False)
+        path = "completions" if self.is_text else "chat/completions"
+        return f"curl {self.url}/{path} -H 'Content-Type: application/json' -d {shlex.quote(body)}"
 
 
 @dataclass(frozen=True)
@@ -271,6 +272,8 @@ class Served:
     """Further arguments of the template."""
     has_images: bool = False
     """Whether it was trained on images."""
+    is_text: bool = False
+    """Whether it was trained on plain text, which it continues, even if there is a chat template."""
 
 
 def find_served(source: Path, checkpoint: str | None) -> Served:
@@ -325,6 +328,8 @@ def _of_export(folder: Path, model: str, adapter: Path | None) -> Served:
     except RecipeError:
         return Served(folder.name, model, adapter, ModelConfig(path=model))
     settings = ModelConfig(path=model, dtype=recipe.model.dtype if adapter else "auto")
+    if model == recipe.model.path:
+        settings = settings.model_copy(update={"revision": recipe.model.revision})
     return _prompted(recipe, model, adapter, settings)
 
 
@@ -339,6 +344,7 @@ def _prompted(recipe: Recipe, model: str, adapter: Path | None, settings: ModelC
         template if template and template.is_file() else None,
         recipe.generation.extras.get("chat_template_kwargs"),
         recipe.has_images,
+        recipe.dataset.is_text,
     )
 
 
@@ -378,7 +384,9 @@ def plan_server(served: Served, command: tuple[str, ...], listening: Listening) 
     switches = ["--enable-lora"] if adapter else []
     switches += ["--trust-remote-code"] if settings.trust_remote_code else []
     argv = _build_argv(command, served.model, flags, switches)
-    return ServePlan(argv, host, port, name=served.name, system=served.system)
+    return ServePlan(
+        argv, host, port, name=served.name, system=served.system, is_text=served.is_text
+    )
 
 
 def _dtype_to_name(model: ModelConfig) -> str | None:

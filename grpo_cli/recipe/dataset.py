@@ -131,6 +131,11 @@ class _DatasetBase(Section):
         return min(self.limit or FIRST_ROWS, FIRST_ROWS) if self.streams else self.limit
 
     @property
+    def is_text(self) -> bool:
+        """Whether prompts are plain text by the recipe's word, even if the tokenizer has a chat template."""
+        return all(part.prompt.style == "text" for part in self.parts)
+
+    @property
     def longest_prompt(self) -> int | None:
         """The most tokens that a prompt may have; None without a limit."""
         limits = [each.max_prompt_length or 0 for each in self.parts]

@@ -98,7 +98,8 @@ def _encode(processing_class: Any, messages: Sequence[Message], served: Served) 
             **kwargs,
         )
     # A model without a chat template continues the text itself.
-    prompt = list(messages) if processing_class.chat_template else messages[-1]["content"]
+    is_text = served.is_text or not processing_class.chat_template
+    prompt = messages[-1]["content"] if is_text else list(messages)
     ids = torch.tensor([encode_prompt(processing_class, prompt, kwargs)])
     return BatchEncoding({"input_ids": ids, "attention_mask": torch.ones_like(ids)})
 
@@ -163,13 +164,16 @@ def _stream(
         raise RunError(f"the model failed: {failed[0]}. Fix: a shorter conversation") from failed[0]
 
 
-def open_server(url: str, name: str | None, sampling: SamplingParams) -> ChatBackend:
+def open_server(
+    url: str, name: str | None, sampling: SamplingParams, *, is_text: bool = False
+) -> ChatBackend:
     """Return a server with an OpenAI-compatible API.
 
     Args:
         url: Its root, such as `http://127.0.0.1:8000/v1`.
         name: The model; None takes the last one it serves, which is the adapter if there is one.
         sampling: How answers are sampled.
+        is_text: Whether the model continues the last message as plain text.
 
     Raises:
         SetupError: openai is missing, or the server does not answer.
@@ -187,21 +191,25 @@ def open_server(url: str, name: str | None, sampling: SamplingParams) -> ChatBac
             f"{url} does not answer like an OpenAI-compatible server: {error}. Fix: start one with `grpo serve`"
         ) from None
 
+    options: dict[str, Any] = {
+        "model": model,
+        "stream": True,
+        "temperature": sampling.temperature,
+        "max_tokens": sampling.max_tokens,
+    }
+
     def stream(messages: Sequence[Message]) -> Iterator[str]:
-        written: list[Any] = [
-            {**each, "content": _for_server(each["content"])} for each in messages
-        ]
+        written = [{**each, "content": _for_server(each["content"])} for each in messages]
         try:
-            pieces = client.chat.completions.create(
-                model=model,
-                messages=written,
-                stream=True,
-                temperature=sampling.temperature,
-                max_tokens=sampling.max_tokens,
-            )
+            if is_text:
+                pieces = client.completions.create(prompt=written[-1]["content"], **options)
+            else:
+                pieces = client.chat.completions.create(messages=written, **options)
             for piece in pieces:
-                if piece.choices and piece.choices[0].delta.content:
-                    yield piece.choices[0].delta.content
+                choice = piece.choices[0] if piece.choices else None
+                text = choice and (choice.text if is_text else choice.delta.content)
+                if text:
+                    yield text
         except Exception as error:
             raise RunError(f"{url}: {error}. Fix: see the server's log") from None
 

@@ -293,6 +293,9 @@ def push(workshop, to, token):
 
 
 def test_an_export_is_pushed_as_one_private_commit(adapted, hub):
+    """And without the weights of an earlier push, which transformers would load instead."""
+    stale = ["adapter_config.json", "adapter_model.safetensors", "model.safetensors.index.json"]
+    hub.present = [*stale, "model.safetensors", "notes.md"]
     done = push(adapted, "pushed", TOKEN)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["pushed"] == f"{hub.url}/team/model/commit/abc"
@@ -300,6 +303,7 @@ def test_an_export_is_pushed_as_one_private_commit(adapted, hub):
     (commit,) = hub.commits
     files = {path.name: path.read_bytes() for path in (adapted.folder / "pushed").iterdir()}
     assert commit["files"] == files
+    assert sorted(commit["deleted"]) == stale
     assert commit["summary"] == "tiny: final, exported by grpo"
     assert TOKEN not in done.stdout + done.stderr
 

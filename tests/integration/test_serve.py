@@ -10,15 +10,22 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import urllib.request
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import psutil
 import pytest
 
+from grpo_cli.launch.server_plan import Served
+from grpo_cli.models.loading import load_tokenizer
+from grpo_cli.recipe.model import ModelConfig
+from grpo_cli.workflows.chat_backends import SamplingParams, _encode, open_server, say
 from tests.in_process import run_command
 from tests.integration.conftest import LORA, RECIPE, Workshop
 from tests.integration.vllm_runs import EAGER, ENVIRONMENT, assert_ended, sets, workshop_of
+from tests.json_reply import send_json
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +128,36 @@ def test_a_model_is_talked_to_in_this_process(trained):
     assert len(done.stdout.split("\n")) >= 3
     again = run_command(command, trained.folder, stdin="one\ntwo\n")
     assert again.stdout == done.stdout
+
+
+class Continuing(BaseHTTPRequestHandler):
+    """A server that remembers what it is to continue."""
+
+    def do_GET(self):
+        send_json(self, {"object": "list", "data": [{"id": "m", "object": "model"}]})
+
+    def do_POST(self):
+        asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        self.server.asked = (self.path, asked["prompt"])
+        piece = json.dumps({"id": "1", "choices": [{"index": 0, "text": "two"}]})
+        send_json(self, f"data: {piece}\n\ndata: [DONE]\n\n")
+
+    def log_message(self, *args):
+        pass
+
+
+def test_a_model_of_plain_text_continues_it(chat_model):
+    served = Served("m", str(chat_model), None, ModelConfig(path=str(chat_model)), is_text=True)
+    tokenizer = load_tokenizer(served.settings)
+    ids = _encode(tokenizer, [say("one")], served)["input_ids"][0].tolist()
+    assert ids == tokenizer("one")["input_ids"]
+    with HTTPServer(("127.0.0.1", 0), Continuing) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/v1"
+        chat = open_server(url, None, SamplingParams(temperature=0, max_tokens=3), is_text=True)
+        assert list(chat([say("one")])) == ["two"]
+        server.shutdown()
+    assert server.asked == ("/v1/completions", "one")
 
 
 @pytest.mark.slow

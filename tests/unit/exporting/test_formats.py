@@ -1,9 +1,15 @@
-"""A chat template in Jinja, taken apart into the turns that Ollama's template language can put."""
+"""A chat template in Jinja, taken apart into the turns that Ollama's template language can put; adapters."""
+
+from types import SimpleNamespace
 
 import jinja2
 import pytest
 
-from grpo_cli.exporting.formats import find_turns
+from grpo_cli.exporting import formats
+from grpo_cli.exporting.formats import find_turns, write_adapter, write_modelfile
+from grpo_cli.recipe.recipe import Recipe
+from grpo_cli.runs.files import read_object, write_json
+from tests.run_folders import PLAIN
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -54,3 +60,28 @@ def test_the_go_template_holds_each_turn():
 
 def test_a_template_that_is_more_than_turns_is_left_alone():
     assert find_turns(renderer(FOLDED)) is None
+
+
+def test_a_model_of_plain_text_is_given_it_whatever_its_template(tmp_path, monkeypatch):
+    ends = SimpleNamespace(chat_template="x", eos_token_id=0, convert_ids_to_tokens=lambda _: ["e"])
+    monkeypatch.setattr(formats, "load_tokenizer", lambda _: ends)
+    monkeypatch.setattr(formats, "load_generation_config", lambda _: ends)
+    dataset = {**PLAIN["dataset"], "prompt": {"user": "{{ q }}", "style": "text"}}
+    recipe = Recipe.model_validate({**PLAIN, "dataset": dataset})
+    (tmp_path / "m.gguf").touch()
+    write_modelfile(SimpleNamespace(recipe=recipe, tokenizer=None), tmp_path)
+    assert 'TEMPLATE "{{ .Prompt }}"' in (tmp_path / "Modelfile").read_text()
+
+
+def test_an_adapter_names_the_revision_of_its_base(tmp_path, monkeypatch):
+    processing = SimpleNamespace(save_pretrained=lambda _: None)
+    monkeypatch.setattr(formats, "load_processing", lambda _: processing)
+    trained, target = tmp_path / "trained", tmp_path / "out"
+    trained.mkdir()
+    target.mkdir()
+    write_json(trained / "adapter_config.json", {"r": 4, "revision": None})
+    (trained / "adapter_model.safetensors").touch()
+    model = {"path": "org/model", "revision": "v1", "lora": {}}
+    recipe = Recipe.model_validate({**PLAIN, "model": model})
+    write_adapter(SimpleNamespace(trained=trained, recipe=recipe), target)
+    assert read_object(target / "adapter_config.json") == {"r": 4, "revision": "v1"}

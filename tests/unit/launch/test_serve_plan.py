@@ -80,6 +80,25 @@ def test_what_the_run_was_trained_with_reaches_the_server(tmp_path):
     assert "--trust-remote-code" in plan.argv
 
 
+def test_an_exported_adapter_is_served_on_the_revision_that_it_was_trained_on(tmp_path):
+    (tmp_path / "recipe.yaml").write_text(
+        RECIPE.replace("{path:", "{lora: {}, revision: v1, path:")
+    )
+    for base, revision in (("org/model", "v1"), ("org/other", None)):
+        adapter = {"base_model_name_or_path": base, "r": 16}
+        (tmp_path / "adapter_config.json").write_text(json.dumps(adapter))
+        assert find_served(tmp_path, None).settings.revision == revision
+
+
+def test_a_model_of_plain_text_is_asked_in_it(export):
+    text = RECIPE.replace("system: SYSTEM", "style: text")
+    (export / "recipe.yaml").write_text(text)
+    _, plan = flags_of(export)
+    words = shlex.split(plan.curl)
+    assert words[1].endswith("/v1/completions")
+    assert json.loads(words[-1])["prompt"] == "Hello"
+
+
 def test_float32_weights_are_served_as_such(export):
     (export / "config.json").write_text('{"dtype": "float32"}')
     assert flags_of(export)[0]["--dtype"] == "float32"
