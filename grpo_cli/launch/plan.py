@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from grpo_cli.launch.server_plan import UNBOUND, ManagedServer, ServerLocation, plan_managed_server
 from grpo_cli.machine import Hardware, is_on_cpu, resolve_num_processes
@@ -18,6 +19,8 @@ from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.runs.folder import RunFolder
 
 _DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+_DIRECT = "no_proxy"
+"""Hosts that requests reach without a proxy; requests and httpx read it before `NO_PROXY`."""
 _THREADS, _SPIN = "OMP_NUM_THREADS", "GOMP_SPINCOUNT"
 WORKER = "grpo_cli.training.worker"
 """The module that trains; never imported on this side of the process boundary."""
@@ -63,7 +66,7 @@ class LaunchPlan:
     argv: tuple[str, ...]
     environment: dict[str, str]
     """Variables added to the current ones; those the user has set win, unless they are derived from
-    them (`CUDA_VISIBLE_DEVICES`, `HIP_VISIBLE_DEVICES`)."""
+    them (`CUDA_VISIBLE_DEVICES`, `HIP_VISIBLE_DEVICES`, `no_proxy`)."""
     strategy: str
     """`single`, `ddp`, `fsdp2`, `zero1`, `zero2`, `zero3`, or `custom` for a config of the user's own."""
     num_processes: int
@@ -84,6 +87,9 @@ class LaunchPlan:
     def add_environment(self, present: Mapping[str, str]) -> dict[str, str]:
         """Return the variables of the workers, from those of this process."""
         derived = {name: self.environment[name] for name in _DEVICES if name in self.environment}
+        if host := self.environment.get(_DIRECT):
+            hosts = present.get(_DIRECT) or present.get(_DIRECT.upper())
+            derived[_DIRECT] = f"{hosts},{host}" if hosts else host
         return {**_merge(self.environment, present), **derived}
 
     def as_json(self) -> dict[str, Any]:
@@ -182,6 +188,10 @@ def _environment(
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_DISABLE_TELEMETRY": "1",
     }
+    if recipe.generation.asks_server:
+        # A proxy would not find addresses of this machine, or of a cluster's nodes.
+        host = urlsplit(recipe.generation.vllm.address or "").hostname
+        environment[_DIRECT] = host or "127.0.0.1"
     if recipe.launch.use_cpu:
         environment |= hardware.select(())
     elif not cpu:

@@ -168,6 +168,18 @@ def test_a_managed_server_has_gpus_of_its_own(tmp_path):
     assert "--gpu-memory-utilization" not in line
 
 
+def test_no_proxy_comes_between_a_training_and_its_server(tmp_path):
+    """TRL's client would wait for ever for a proxy that does not find the server."""
+    planned = plan_launch(recipe_of(tmp_path, "", MANAGED), RUN, FOUR_GPUS)
+    assert planned.add_environment({})["no_proxy"] == "127.0.0.1"
+    assert planned.add_environment({"NO_PROXY": ".lab"})["no_proxy"] == ".lab,127.0.0.1"
+    elsewhere = MANAGED.replace("mode: server", "mode: server, base_url: http://node7:8000")
+    planned = plan_launch(recipe_of(tmp_path, "", elsewhere), RUN, FOUR_GPUS)
+    own = {"no_proxy": "hub", "NO_PROXY": ".lab"}
+    assert planned.add_environment(own)["no_proxy"] == "hub,node7"
+    assert "no_proxy" not in plan(tmp_path).add_environment({"NO_PROXY": ".lab"})
+
+
 def test_an_asynchronous_training_ends_with_its_server(tmp_path):
     """It would not notice another one, and take samples of the initial weights for its own."""
     path = write_recipe(tmp_path, GOOD.replace("generation:\n", f"generation:\n{MANAGED}"))
