@@ -26,7 +26,7 @@ from grpo_cli.rewards.answers import (
 from grpo_cli.rewards.contract import Batch, RewardParams, Score, TimeLimit
 
 _WORDS = re.compile(r"[A-Za-z][A-Za-z' ,.-]*")
-_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}")
+_WORD = re.compile(r"(?<![\\A-Za-z])(?<!\\begin\{)(?<!\\end\{)[A-Za-z]{3,}")
 _FUNCTIONS = frozenset("sin cos tan cot sec csc sqrt log exp arcsin arccos arctan det".split())
 _SPACE = re.compile(r"(?<![0-9])\s+|\s+(?![0-9])")
 """White space without meaning; between two digits it has one: `2 3` is not `23`."""

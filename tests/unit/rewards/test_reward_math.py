@@ -85,6 +85,10 @@ RIGHT = [
     (r"\frac{\sqrt{3}}{2}", r"\boxed{\dfrac{\sqrt 3}{2}}"),
     (r"\{1,2\}", r"\boxed{\{2,1\}}"),
     ("(1, 2)", r"\boxed{(1,2)}"),
+    (
+        r"\begin{pmatrix} 1/2 \\ 3 \end{pmatrix}",
+        r"\boxed{\begin{bmatrix}\frac{1}{2}\\3\end{bmatrix}}",
+    ),
     ("Monday", r"\boxed{\text{monday}}"),
     ("B", r"\boxed{(B)}"),
 ]
