@@ -88,6 +88,8 @@ class DataReport:
     """Evaluation rows whose prompt is also a training prompt."""
     fingerprint: str
     """SHA-256 in hex over the prompts and columns of both splits, in order."""
+    plain_text: bool = False
+    """Whether prompts are plain text, not messages."""
     groups: GroupReport | None = None
     """Of scored data, whose rows are groups; None of other kinds."""
     sources: dict[str, dict[str, Any]] | None = None
@@ -383,6 +385,7 @@ def _report(trains: list[_Split], helds: list[_Split], encoded: EncodedRows) -> 
         prompt_tokens=_percentiles([count for split in splits for count in split.tokens]),
         exact_duplicates_between_splits=len(repeated),
         fingerprint=_fingerprint(splits),
+        plain_text=all(isinstance(row["prompt"], str) for each in trains for row in each.rows),
     )
 
 

@@ -37,15 +37,14 @@ def write_card(request: ExportRequest, folder: Path, result: Mapping[str, Any]) 
     """Write `README.md` into an exported folder; `result` is what `export` returns."""
     recipe = request.recipe
     head, recipe_text = _read_head(request), write_yaml(recipe).strip()
-    is_text = recipe.dataset.is_text
     template_kwargs = recipe.generation.extras.get("chat_template_kwargs")
     text = _template().render(
         title=recipe.name,
         base=_base_link(request),
         format=request.format,
         recipe=recipe,
-        messages=_example(recipe) if _has_chat_template(folder) and not is_text else None,
-        template_kwargs=None if is_text else template_kwargs,
+        messages=_example(recipe) if _has_chat_template(folder) and not request.is_text else None,
+        template_kwargs=None if request.is_text else template_kwargs,
         gguf_file=next((file.name for file in folder.glob("*.gguf")), None),
         evaluation=_read_evaluation(request),
         rewards=list(zip(name_rewards(recipe.rewards), recipe.rewards, strict=True)),

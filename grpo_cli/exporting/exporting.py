@@ -226,6 +226,7 @@ def _describe(request: ExportRequest, verification: dict[str, Any] | None) -> di
         "run": "/".join(request.run.parts[-2:]),
         "model": request.name,
         "format": request.format,
+        "plain_text": request.is_text,
         "precision": request.gguf_type or (None if request.format == "adapter" else request.dtype),
         "verification": verification,
         "warnings": [each.as_json() for each in _warn(request)],

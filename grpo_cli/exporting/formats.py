@@ -251,7 +251,7 @@ def write_modelfile(request: ExportRequest, folder: Path) -> None:
     tokenizer = load_tokenizer(request.tokenizer)
     stops = all_eos_token_ids(load_generation_config(request.recipe.model), tokenizer)
     lines = [f"FROM ./{file.name}"]
-    is_chat = bool(tokenizer.chat_template) and not request.recipe.dataset.is_text
+    is_chat = bool(tokenizer.chat_template) and not request.is_text
     turns = _turns_of(tokenizer, request) if is_chat else None
     if turns is not None:
         # Ollama adds the beginning-of-sequence token itself.

@@ -36,6 +36,8 @@ class ExportRequest(BaseModel):
     """Of the weights that are written; of the GGUF's source otherwise."""
     gguf_type: GgufType | None
     max_shard_size: str
+    is_text: bool
+    """Whether it was trained on plain text, even if there is a chat template."""
 
     @property
     def tokenizer(self) -> ModelConfig:
@@ -108,6 +110,7 @@ def make_request(
         dtype=cast(Precision, dtype or (noted if noted in get_args(Precision) else "bfloat16")),
         gguf_type=cast(GgufType, gguf_type or "f16") if format == "gguf" else None,
         max_shard_size=max_shard_size,
+        is_text=folder.asks_in_text(),
     )
 
 

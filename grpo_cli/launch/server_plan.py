@@ -37,6 +37,7 @@ from grpo_cli.recipe.loading import load_recipe
 from grpo_cli.recipe.model import ModelConfig
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.runs.checkpoints import find_model
+from grpo_cli.runs.files import read_object
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.upstream.vllm import ADAPTER_ENDPOINTS, DEVELOPMENT_ENDPOINTS, SERVER_MODULE
 
@@ -318,7 +319,8 @@ def _of_run(run: RunFolder, checkpoint: str | None) -> Served:
     model = (read_adapter_base(trained) or recipe.model.path) if adapter else str(trained)
     revision = recipe.model.revision if model == recipe.model.path else None
     loaded = {"path": model, "lora": None, "chat_template": None, "revision": revision}
-    return _prompted(recipe, model, adapter, recipe.model.model_copy(update=loaded))
+    settings = recipe.model.model_copy(update=loaded)
+    return _prompted(recipe, model, adapter, settings, is_text=run.asks_in_text())
 
 
 def _of_export(folder: Path, model: str, adapter: Path | None) -> Served:
@@ -330,10 +332,13 @@ def _of_export(folder: Path, model: str, adapter: Path | None) -> Served:
     settings = ModelConfig(path=model, dtype=recipe.model.dtype if adapter else "auto")
     if model == recipe.model.path:
         settings = settings.model_copy(update={"revision": recipe.model.revision})
-    return _prompted(recipe, model, adapter, settings)
+    is_text = bool(read_object(folder / "export.json").get("plain_text", recipe.dataset.is_text))
+    return _prompted(recipe, model, adapter, settings, is_text=is_text)
 
 
-def _prompted(recipe: Recipe, model: str, adapter: Path | None, settings: ModelConfig) -> Served:
+def _prompted(
+    recipe: Recipe, model: str, adapter: Path | None, settings: ModelConfig, *, is_text: bool
+) -> Served:
     template = adapter / "chat_template.jinja" if adapter else None
     return Served(
         recipe.name,
@@ -344,7 +349,7 @@ def _prompted(recipe: Recipe, model: str, adapter: Path | None, settings: ModelC
         template if template and template.is_file() else None,
         recipe.generation.extras.get("chat_template_kwargs"),
         recipe.has_images,
-        recipe.dataset.is_text,
+        is_text,
     )
 
 

@@ -156,6 +156,11 @@ class RunFolder:
         """Return the provenance of the run; empty if it is missing."""
         return read_object(self.manifest)
 
+    def asks_in_text(self) -> bool:
+        """Return whether the prompts of the run were plain text, even if there is a chat template."""
+        data = self.read_manifest().get("data") or {}
+        return bool(data.get("plain_text", self.read_recipe().dataset.is_text))
+
     def read_resumption(self) -> dict[str, Any]:
         """Return what the newest attempt resumed from; empty if it started from the beginning."""
         return read_object(self.resumption)

@@ -40,6 +40,13 @@ def test_rows_become_prompts_with_their_columns(recipe) -> None:
 def test_without_chat_template_prompts_are_text(recipe) -> None:
     built = build(recipe(kind="inline", rows=ROWS, prompt=PROMPT), has_chat_template=False)
     assert built.train["prompt"][:] == [row["q"] for row in ROWS]
+    assert built.report.plain_text
+
+
+def test_a_column_of_texts_is_plain_text_whatever_the_chat_template(recipe) -> None:
+    made = recipe(kind="inline", rows=[{"prompt": "x"}])
+    assert build(made).report.plain_text
+    assert not build(recipe(kind="inline", rows=ROWS, prompt=PROMPT)).report.plain_text
 
 
 def test_the_template_wins_over_a_prompt_column(recipe) -> None:

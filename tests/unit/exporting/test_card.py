@@ -33,7 +33,11 @@ def test_the_snippet_asks_as_in_training(tmp_path, prompt, call):
     kwargs = {"chat_template_kwargs": {"enable_thinking": False}}
     run = make_finished_run(tmp_path, dataset=dataset, generation=kwargs)
     request = SimpleNamespace(
-        run=run.path, recipe=run.read_recipe(), name="final", format="safetensors"
+        run=run.path,
+        recipe=run.read_recipe(),
+        name="final",
+        format="safetensors",
+        is_text=run.asks_in_text(),
     )
     (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
     write_card(request, tmp_path, {"precision": "float32", "verification": None})

@@ -66,10 +66,9 @@ def test_a_model_of_plain_text_is_given_it_whatever_its_template(tmp_path, monke
     ends = SimpleNamespace(chat_template="x", eos_token_id=0, convert_ids_to_tokens=lambda _: ["e"])
     monkeypatch.setattr(formats, "load_tokenizer", lambda _: ends)
     monkeypatch.setattr(formats, "load_generation_config", lambda _: ends)
-    dataset = {**PLAIN["dataset"], "prompt": {"user": "{{ q }}", "style": "text"}}
-    recipe = Recipe.model_validate({**PLAIN, "dataset": dataset})
+    recipe = Recipe.model_validate(PLAIN)
     (tmp_path / "m.gguf").touch()
-    write_modelfile(SimpleNamespace(recipe=recipe, tokenizer=None), tmp_path)
+    write_modelfile(SimpleNamespace(recipe=recipe, tokenizer=None, is_text=True), tmp_path)
     assert 'TEMPLATE "{{ .Prompt }}"' in (tmp_path / "Modelfile").read_text()
 
 

@@ -8,7 +8,9 @@ import pytest
 
 from grpo_cli.launch.server_plan import VLLM_SERVE, Listening, find_served, plan_server
 from grpo_cli.recipe.recipe import Recipe
+from grpo_cli.runs.files import write_json
 from grpo_cli.runs.folder import RunFolder
+from tests.run_folders import make_finished_run
 
 RECIPE = """\
 name: sums
@@ -97,6 +99,14 @@ def test_a_model_of_plain_text_is_asked_in_it(export):
     words = shlex.split(plan.curl)
     assert words[1].endswith("/v1/completions")
     assert json.loads(words[-1])["prompt"] == "Hello"
+
+
+def test_a_run_knows_whether_it_was_asked_in_plain_text(tmp_path):
+    run = make_finished_run(tmp_path)
+    run.model.mkdir()
+    assert not find_served(run.path, None).is_text
+    write_json(run.manifest, {"data": {"plain_text": True}})
+    assert find_served(run.path, None).is_text
 
 
 def test_float32_weights_are_served_as_such(export):
