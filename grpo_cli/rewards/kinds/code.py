@@ -69,7 +69,8 @@ class CodeParams(RewardParams):
     tests: str = "tests"
     """The column with each row's tests: a list of `{input, output}`, `{inputs: […], outputs: […]}`
     (with `fn_name` if a function is called), or assert statements as a string or a list of
-    strings; each of these may also be JSON text."""
+    strings, of which those without an assertion prepare the ones after them; each of these may also be JSON
+    text."""
     function: str | None = None
     """The column with the name of the function that tests call, such as HumanEval's `entry_point`."""
     extract: OneOrMany[CodePlace] = Field(default=("python", "block", "text"), min_length=1)

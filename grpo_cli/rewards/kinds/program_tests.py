@@ -163,8 +163,14 @@ def read_tests(cell: Any, function: str | None) -> list[ProgramTest]:
 
 
 def _read_texts(texts: Sequence[str], function: str | None) -> list[ProgramTest]:
-    """Read assertions; texts that assert nothing are no tests, and an error if all are such."""
-    tests = [test for text in texts for test in _read_code(text, function)]
+    """Read assertions; texts that assert nothing prepare the next ones, and are an error if all are such."""
+    tests: list[ProgramTest] = []
+    before: list[ast.stmt] = []
+    for text in texts:
+        body = [*before, *_parse(text)]
+        read = _read_code(body, function)
+        tests += read
+        before = before if read else body
     if not tests and any(text.strip() for text in texts):
         raise RewardError(
             f"the tests assert nothing, so every program would pass: {texts[0]!r:.60}; tests are {_FORMS}; "
@@ -219,21 +225,24 @@ def _join_lines(value: Any) -> str:
     return str(value)
 
 
-def _read_code(text: str, function: str | None) -> list[ProgramTest]:
-    """Read one test per assertion if all else between them is preparation; else one in all."""
+def _parse(text: str) -> list[ast.stmt]:
     try:
-        body = ast.parse(text).body
+        return ast.parse(text).body
     except (SyntaxError, ValueError, RecursionError) as error:
         line = f" in line {error.lineno}" if isinstance(error, SyntaxError) else ""
         why = getattr(error, "msg", None) or str(error)
         raise RewardError(
             f"the tests do not parse as Python ({why}{line}): {text!r:.60}; tests are {_FORMS}"
         ) from error
+
+
+def _read_code(body: list[ast.stmt], function: str | None) -> list[ProgramTest]:
+    """Read one test per assertion if all else between them is preparation; else one in all."""
     defined = {part.name for part in body if isinstance(part, ast.FunctionDef)}
     called = [ast.unparse(part) for part in body if isinstance(part, ast.Expr)]
     if function and "check" in defined and not any("check(" in each for each in called):
         # HumanEval's `check(candidate)`, which somebody else has to call.
-        body += ast.parse(f"check({function})").body
+        body = [*body, *_parse(f"check({function})")]
     tests = []
     setup: list[ast.stmt] = []
     for statement in body:

@@ -192,6 +192,8 @@ def test_tests_that_every_program_would_pass_are_errors(cell, seen):
 def test_texts_that_only_prepare_are_no_tests_of_their_own():
     tests = ["import math", "if f(1) != 2: raise ValueError"]
     assert score("def f(x): return 2", tests, credit="share").reason == "1 of 1 tests"
+    tests = ["from collections import Counter", "assert Counter(f(1)) == {2: 1}", "assert Counter"]
+    assert score("def f(x): return [2]", tests).reason == "2 of 2 tests"
 
 
 def test_a_missing_column_is_an_error():
