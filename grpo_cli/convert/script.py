@@ -305,6 +305,8 @@ class Script:
         if call is None and len(calls) == 1:
             # By way of a function of the script, or bound several times, as in `rows = rows.map(…)`.
             call, changes = calls[0], self._find_changes() or [train]
+            chosen = [each for each in self._names.nodes if isinstance(each, ast.Subscript)]
+            split = next((each.slice for each in chosen if each.value is call), None)
         arguments = self._names.bind(call, _LOAD_DATASET) if call is not None else {}
         if split is not None:
             # Rows of a split have no splits but those of `train_test_split`.

@@ -319,6 +319,9 @@ def _take_parameters(report: KeyReport) -> Rewards:
     named = listed_rewards(report) or _DEFAULT_REWARDS
     for key, (owner, name, default) in _PARAMETERS.items():
         value = default if report.get(key) is None else report.get(key)
+        if key == "cosine_max_len" and isinstance(value, int):
+            # A token of English has about four characters.
+            value = max(value // 4, 1)
         entries[owner][name] = _CODE_FORMAT.format(value) if name == "pattern" else value
         if owner in named:
             report.take({key: settled(f"rewards.{owner}.{name}")})

@@ -13,7 +13,7 @@ from jinja2 import Environment, StrictUndefined
 
 from grpo_cli.analysis.held_out import read_held_out
 from grpo_cli.analysis.metrics import Metric
-from grpo_cli.exporting.request import ExportRequest
+from grpo_cli.exporting.request import TEMPLATE, ExportRequest
 from grpo_cli.models.source import read_licence, resolve_source
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.recipe.training import TrainingConfig
@@ -92,7 +92,7 @@ def _base_link(request: ExportRequest) -> str:
 
 def _has_chat_template(folder: Path) -> bool:
     config = read_object(folder / "tokenizer_config.json")
-    return bool(config.get("chat_template")) or (folder / "chat_template.jinja").is_file()
+    return bool(config.get("chat_template")) or (folder / TEMPLATE).is_file()
 
 
 def _example(recipe: Recipe) -> list[str]:

@@ -18,7 +18,7 @@ from typing import IO, Any, cast
 from safetensors import SafetensorError
 
 from grpo_cli.errors import RunError, SetupError, UsageError
-from grpo_cli.exporting.request import ExportRequest
+from grpo_cli.exporting.request import TEMPLATE, ExportRequest
 from grpo_cli.issues import Issue
 from grpo_cli.models.folder import is_sharded, read_adapter_base
 from grpo_cli.models.source import read_licence, read_source_template
@@ -132,6 +132,8 @@ def _whole_request(plan: ExportPlan, tell: Tell) -> Iterator[ExportRequest]:
         prefix=f".{plan.target.name}.whole-", dir=plan.target.parent
     ) as whole:
         merge_shards(request.trained, request.model, Path(whole))
+        if (template := request.trained / TEMPLATE).is_file():
+            shutil.copy(template, whole)
         yield request.model_copy(update={"trained": Path(whole)})
 
 

@@ -17,6 +17,7 @@ from grpo_cli.runs.folder import RunFolder
 Format = Literal["safetensors", "adapter", "gguf"]
 Precision = Literal["float32", "float16", "bfloat16"]
 GgufType = Literal["f32", "f16", "bf16", "q8_0"]
+TEMPLATE = "chat_template.jinja"
 
 
 class ExportRequest(BaseModel):
@@ -42,7 +43,7 @@ class ExportRequest(BaseModel):
     @property
     def tokenizer(self) -> ModelConfig:
         """Source of the tokenizer, with the chat template that was saved with the trained weights."""
-        saved = self.trained / "chat_template.jinja"
+        saved = self.trained / TEMPLATE
         if not saved.is_file():
             return self.recipe.model
         template = saved.read_text(encoding="utf-8")

@@ -127,7 +127,7 @@ def test_open_r1_math():
     assert cosine["correct_longest"] == 0.6
     assert cosine["wrong_shortest"] == -1.0
     assert cosine["wrong_longest"] == -0.5
-    assert cosine["max_length"] == 4000
+    assert cosine["max_length"] == 1000
     assert (repetition["ngram_size"], repetition["max_penalty"]) == (5, -0.5)
     assert targets(report)["cosine_max_len"] == "rewards.cosine.max_length"
     assert "group" in reasons(report)["reward_funcs.6"]
@@ -268,8 +268,9 @@ def test_axolotls_defaults_are_written_where_ours_differ():
 
 
 def test_an_adapter_of_axolotls_has_no_dropout_or_is_gone_on_from():
-    model = convert(f"{AXOLOTL}adapter: lora\nlora_r: 8\n").recipe["model"]
-    assert (model["lora"]["r"], model["lora"]["lora_dropout"]) == (8, 0)
+    lines = "adapter: lora\nlora_r: 8\nlora_rank_pattern: {q_proj: 4}\n"
+    lora = convert(AXOLOTL + lines).recipe["model"]["lora"]
+    assert (lora["r"], lora["lora_dropout"], lora["rank_pattern"]) == (8, 0, {"q_proj": 4})
     model = convert(f"{AXOLOTL}adapter: lora\nlora_model_dir: ./old\n").recipe["model"]
     assert (model["adapter"], model["lora"]) == ("./old", {})
 

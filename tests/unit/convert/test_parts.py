@@ -225,7 +225,7 @@ def test_another_method_of_axolotls_is_refused(line, said):
 
 def test_a_reward_may_be_named_alone_with_its_parameters():
     report = convert(
-        "model_name_or_path: m\ndataset_name: d\nreward_funcs: cosine\ncosine_max_len: 7\n",
+        "model_name_or_path: m\ndataset_name: d\nreward_funcs: cosine\ncosine_max_len: 28\n",
         "open-r1",
     )
     (reward,) = report.recipe["rewards"]

@@ -212,6 +212,12 @@ def test_rows_are_traced_back_to_load_dataset(made, expected, left):
     assert set(report.to_do) == {f"dataset.{key}".rstrip(".") for key in left}
 
 
+def test_a_split_is_known_if_the_rows_are_bound_again():
+    text = "rows = load_dataset('d/x')['dev']\nrows = rows.map(f)\n"
+    report = convert(f"{text}GRPOTrainer('m/x', 'r/m', train_dataset=rows)\n")
+    assert report.recipe["dataset"]["split"] == "dev"
+
+
 def test_held_out_rows_are_a_split_of_the_same_dataset():
     text = "rows = load_dataset('d/x')\nGRPOTrainer('m/x', 'r/m', train_dataset=rows['a'], eval_dataset=E)\n"
     assert find(convert(text.replace("E)", "rows['b'])")).recipe, "dataset.eval_split") == "b"

@@ -5,7 +5,12 @@ import json
 import pytest
 
 from grpo_cli.errors import UsageError
-from grpo_cli.exporting.exporting import KIND, RECORD, check_free, give_name
+from grpo_cli.exporting import exporting
+from grpo_cli.exporting.exporting import KIND, RECORD, ExportPlan, check_free, give_name
+from grpo_cli.exporting.request import ExportRequest
+from grpo_cli.models import conversion
+from grpo_cli.recipe.recipe import Recipe
+from tests.run_folders import PLAIN
 
 
 def exported(folder, text="old"):
@@ -51,3 +56,18 @@ def test_what_came_to_be_there_in_the_meantime_stays(tmp_path):
             give_name(new, tmp_path / "target", force=force)
     assert (tmp_path / "target" / "thesis.txt").read_text() == "a"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "target"]
+
+
+def test_weights_gathered_from_shards_keep_the_template_of_the_training(tmp_path, monkeypatch):
+    monkeypatch.setattr(exporting, "is_sharded", lambda _: True)
+    monkeypatch.setattr(conversion, "merge_shards", lambda *_: None)
+    (tmp_path / "chat_template.jinja").write_text("trained")
+    about = {"name": "checkpoint-2", "is_adapter": False, "format": "safetensors", "is_text": False}
+    about |= {"dtype": "float32", "gguf_type": None, "max_shard_size": "5GB"}
+    recipe = Recipe.model_validate(PLAIN)
+    request = ExportRequest(run=tmp_path, recipe=recipe, trained=tmp_path, **about)
+    flags = {"force": False, "verify": False, "may_refine": False, "converter": None}
+    plan = ExportPlan(request, tmp_path / "out", **flags)
+    with exporting._whole_request(plan, print) as whole:
+        assert whole.trained != tmp_path
+        assert whole.tokenizer.chat_template == "trained"
