@@ -166,11 +166,12 @@ def own_text(batch: Batch, row: int) -> str:
     """Return the completion without verbatim copies of the prompt, which may contain answers too.
 
     A completion that is nothing but the prompt becomes empty. Short messages (below `SHORTEST_ECHO`
-    characters) stay, since an answer may rightly contain them.
+    characters) and earlier answers of the assistant stay, since an answer may rightly repeat them.
     """
     prompt, text = batch.prompts[row], batch.texts[row]
-    messages = [prompt] if isinstance(prompt, str) else [text_of([each]) for each in prompt]
-    copies = [text_of(prompt), *messages]
+    messages = [] if isinstance(prompt, str) else prompt
+    copies = [text_of(prompt)]
+    copies += [text_of([each]) for each in messages if each.get("role") != "assistant"]
     for copy in sorted((each.strip() for each in copies), key=len, reverse=True):
         if copy and text.strip() == copy:
             return ""

@@ -216,6 +216,13 @@ def test_degenerate_completions_never_score(params, gold, completion):
     assert score(params, gold, completion, messages) == 0.0
 
 
+def test_an_answer_may_repeat_one_that_the_prompt_shows():
+    asked, said = {"role": "user", "content": QUESTION}, "The answer is (B)."
+    shown = [asked, {"role": "assistant", "content": said}, asked]
+    assert score(ChoiceParams(), "B", said, prompt=shown) == 1
+    assert score(ChoiceParams(), "B", QUESTION, prompt=shown) == 0
+
+
 def test_an_answer_after_the_repeated_prompt_counts():
     assert score(ContainsParams(), "Oslo", QUESTION + " Oslo", QUESTION) == 1.0
     assert score(ChoiceParams(), "A", QUESTION + "\nThe answer is A", QUESTION) == 1.0
