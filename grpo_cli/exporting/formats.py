@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -241,6 +241,19 @@ def _find_turns(render: Render) -> TurnTemplate:
     return TurnTemplate(start, around, opened.removeprefix(after_user), default)
 
 
+def without_bos(turns: TurnTemplate, tokenizer: Any) -> TurnTemplate:
+    """Return the turns without the beginning-of-sequence token, if Ollama adds it as the tokenizer does.
+
+    A template that always writes a system message has it there.
+    """
+    bos, ids = tokenizer.bos_token, tokenizer("a")["input_ids"]
+    if bos is None or ids[:1] != [tokenizer.bos_token_id]:
+        return turns
+    before, after = turns.around["system"]
+    around = {**turns.around, "system": (before.removeprefix(bos), after)}
+    return replace(turns, start=turns.start.removeprefix(bos), around=around)
+
+
 def _message(role: str, content: str) -> Message:
     return {"role": role, "content": content}
 
@@ -254,9 +267,7 @@ def write_modelfile(request: ExportRequest, folder: Path) -> None:
     is_chat = bool(tokenizer.chat_template) and not request.is_text
     turns = _turns_of(tokenizer, request) if is_chat else None
     if turns is not None:
-        # Ollama adds the beginning-of-sequence token itself.
-        go = turns.as_go().removeprefix(tokenizer.bos_token or "")
-        lines.append(_quote("TEMPLATE", go))
+        lines.append(_quote("TEMPLATE", without_bos(turns, tokenizer).as_go()))
     elif is_chat:
         lines.append("# The chat template is the one in the GGUF file.")
     else:

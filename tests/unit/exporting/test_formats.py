@@ -6,7 +6,7 @@ import jinja2
 import pytest
 
 from grpo_cli.exporting import formats
-from grpo_cli.exporting.formats import find_turns, write_adapter, write_modelfile
+from grpo_cli.exporting.formats import find_turns, without_bos, write_adapter, write_modelfile
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.runs.files import read_object, write_json
 from tests.run_folders import PLAIN
@@ -23,6 +23,12 @@ LLAMA = (
     "<|begin|>{% for m in messages %}<|h|>{{ m.role }}<|/h|>\n\n{{ m.content | trim }}<|eot|>{% endfor %}"
     "{% if opened %}<|h|>assistant<|/h|>\n\n{% endif %}"
 )
+ALWAYS = (
+    "<|begin|><|h|>system<|/h|>\n\nToday\n\n"
+    "{% if messages[0].role == 'system' %}{{ messages[0].content }}{% endif %}<|eot|>"
+    + LLAMA.removeprefix("<|begin|>").replace("in messages", "in messages if m.role != 'system'")
+)
+"""Writes a system message also if there is none."""
 FOLDED = (
     "{% for m in messages %}{% if m.role == 'system' %}{% else %}[{{ m.role }}]"
     "{% if loop.index0 == 1 %}{{ messages[0].content }} {% endif %}{{ m.content }}{% endif %}{% endfor %}>"
@@ -34,7 +40,7 @@ def renderer(source):
     return lambda messages, opened: template.render(messages=messages, opened=opened)
 
 
-@pytest.mark.parametrize("source", [CHATML, DEFAULT, LLAMA])
+@pytest.mark.parametrize("source", [CHATML, DEFAULT, LLAMA, ALWAYS])
 def test_turns_give_back_what_the_template_gives(source):
     turns = find_turns(renderer(source))
     conversation = [
@@ -56,6 +62,25 @@ def test_the_go_template_holds_each_turn():
         '{{ else if eq .Role "assistant" }}<|im_start|>assistant\n{{ .Content }}<|im_end|>\n'
         "{{ end }}{{ end }}<|im_start|>assistant\n"
     )
+
+
+class Beginning:
+    """A tokenizer that begins texts with a token, or does not."""
+
+    bos_token, bos_token_id = "<|begin|>", 1
+
+    def __init__(self, begins):
+        self.begins = begins
+
+    def __call__(self, text):
+        return {"input_ids": [1, 2] if self.begins else [2]}
+
+
+@pytest.mark.parametrize("source", [LLAMA, ALWAYS])
+def test_the_token_that_begins_a_text_is_left_to_ollama_if_it_adds_it(source):
+    turns = find_turns(renderer(source))
+    assert "<|begin|>" not in without_bos(turns, Beginning(True)).as_go()
+    assert without_bos(turns, Beginning(False)) == turns
 
 
 def test_a_template_that_is_more_than_turns_is_left_alone():
