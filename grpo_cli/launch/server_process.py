@@ -134,10 +134,8 @@ class ServerWatch:
         if not self._has_answered:
             return self._explain(f"ended with {code} before it answered")
         if self._restarts >= self._plan.max_restarts:
-            return self._explain(
-                f"ended with {code}, after it had been started again {self._restarts} times "
-                "(`generation.vllm.max_restarts`)"
-            )
+            again = f", after it had been started again {self._restarts} times (`generation.vllm.max_restarts`)"
+            return self._explain(f"ended with {code}{again if self._restarts else ''}")
         self._restarts += 1
         self._tell(
             f"the vLLM server ended with {code}; starting it again "

@@ -15,7 +15,7 @@ from requests.adapters import HTTPAdapter
 from trl.generation.vllm_client import VLLMClient, parse_logprobs
 
 from grpo_cli.data.images import as_data_url
-from grpo_cli.errors import SetupError
+from grpo_cli.errors import RunError, SetupError
 from grpo_cli.launch.server_process import HERE, answers
 from grpo_cli.machine import pick_free_port
 from grpo_cli.training.vllm_weights import SyncWatch, reload_from_folder
@@ -59,9 +59,15 @@ class RunClient(VLLMClient):
     _started: str | None = None
 
     def check_server(self, total_timeout: float = 0.0, retry_interval: float = 1.0) -> None:
-        """Wait for a healthy server, calling `while_waiting`; ConnectionError if there is none in time."""
+        """Wait for a healthy server, calling `while_waiting`; raises `RunError` if there is none in time."""
         deadline = time.monotonic() + total_timeout
-        while not answers(f"{self.base_url}/health") and time.monotonic() < deadline:
+        while not answers(f"{self.base_url}/health"):
+            # TRL waits for ever for one that answers with an error, as a gateway does whose server has gone.
+            if time.monotonic() >= deadline:
+                raise RunError(
+                    f"no healthy vLLM server at {self.base_url} in {total_timeout:g} s. Fix: see its log and "
+                    "restart it; then go on with --resume"
+                )
             self.while_waiting()
             time.sleep(retry_interval)
         super().check_server()

@@ -18,6 +18,7 @@ import torch
 from accelerate import Accelerator, PartialState
 from trl.generation.vllm_client import VLLMClient
 
+from grpo_cli.errors import RunError
 from grpo_cli.training import vllm_weights
 from grpo_cli.training.asynchronous.trainer import AsyncRunTrainer
 from grpo_cli.training.vllm_client import RunClient
@@ -214,6 +215,29 @@ def test_a_server_that_cannot_read_the_adapter_gets_merged_weights(chat_model, t
     assert paths[-1] == "/reset_prefix_cache"
     assert generation.vllm_client.model == "base"
     assert "gets merged weights instead: 404" in capsys.readouterr().err
+
+
+class Gateway(BaseHTTPRequestHandler):
+    """What still answers when the server behind it has gone."""
+
+    def do_GET(self):
+        send_json(self, {}, 502)
+
+    def log_message(self, *_):
+        pass
+
+
+def test_a_gateway_whose_server_has_gone_is_not_waited_for_longer_than_may_be():
+    client = object.__new__(RunClient)
+    waited = []
+    client.while_waiting = lambda: waited.append(1)
+    with HTTPServer(("127.0.0.1", 0), Gateway) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        client.base_url = f"http://127.0.0.1:{server.server_port}"
+        with pytest.raises(RunError, match=r"no healthy vLLM server at .* in 0\.3 s"):
+            client.check_server(0.3, retry_interval=0.1)
+        server.shutdown()
+    assert waited
 
 
 class Restarting(BaseHTTPRequestHandler):
