@@ -170,7 +170,8 @@ def _read_texts(texts: Sequence[str], function: str | None) -> list[ProgramTest]
         body = [*before, *_parse(text)]
         read = _read_code(body, function)
         tests += read
-        before = before if read else body
+        own = body[len(before) :]
+        before = [*before, *(_repeat(before, own) if read else own)]
     if not tests and any(text.strip() for text in texts):
         raise RewardError(
             f"the tests assert nothing, so every program would pass: {texts[0]!r:.60}; tests are {_FORMS}; "
@@ -248,9 +249,7 @@ def _read_code(body: list[ast.stmt], function: str | None) -> list[ProgramTest]:
     for statement in body:
         if isinstance(statement, ast.Assert):
             tests.append(_read_assertion(setup, statement))
-            if _names(setup, ast.Store) & _names([statement.test], ast.Load):
-                # `assert s.pop() == 2` changes what the next assertion sees.
-                setup.append(_repeat(statement))
+            setup += _repeat(setup, [statement])
         else:
             setup.append(statement)
     if tests and isinstance(body[-1], ast.Assert):
@@ -264,10 +263,18 @@ def _names(body: Sequence[ast.AST], context: type[ast.expr_context]) -> set[str]
     return {node.id for node in nodes if isinstance(node.ctx, context)}
 
 
-def _repeat(statement: ast.Assert) -> ast.stmt:
-    """Return the statement that evaluates what is asserted, whatever comes of it."""
+def _repeat(setup: Sequence[ast.stmt], body: Sequence[ast.stmt]) -> list[ast.stmt]:
+    """Return statements that evaluate again, whatever comes of it, what is asserted of objects that `setup` made.
+
+    `assert s.pop() == 2` changes what the next assertion sees.
+    """
     anything = ast.ExceptHandler(ast.Name("Exception", ast.Load()), None, [ast.Pass()])
-    return ast.Try([ast.Expr(statement.test)], [anything], [], [])
+    made = _names(setup, ast.Store)
+    return [
+        ast.Try([ast.Expr(each.test)], [anything], [], [])
+        for each in body
+        if isinstance(each, ast.Assert) and made & _names([each.test], ast.Load)
+    ]
 
 
 def _runs_something(body: Sequence[ast.stmt]) -> bool:

@@ -119,6 +119,7 @@ def test_assertions_see_what_earlier_ones_changed():
     tests = "s, x = Stack([1, 2]), [3, 1]\nassert s.take() == 2\nassert s.take() == 1\n"
     tests += "assert f(x)\nassert x == [1, 3]"
     assert score(stack, tests) == (1.0, "4 of 4 tests", False)
+    assert score(stack, tests.split("\n")) == (1.0, "4 of 4 tests", False)
     failing = "def f(n): return 1 // n"
     tests = "n = 0\nassert f(n) == 1\nassert f(n + 1) == 1"
     assert score(failing, tests, credit="share").value == 0.5
