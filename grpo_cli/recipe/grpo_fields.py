@@ -4,7 +4,9 @@ Owns which recipe section takes each field, and the checks of keys and values th
 defines.
 """
 
+import json
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from typing import Annotated, Any, Literal
@@ -22,7 +24,7 @@ from grpo_cli.recipe.model import AdapterConfig, LoraConfig, ModelConfig
 from grpo_cli.recipe.recipe import LoggingConfig, Recipe
 from grpo_cli.recipe.training import TrainingConfig
 from grpo_cli.recipe.upstream_fields import UpstreamField, as_type, read_class
-from grpo_cli.recipe.yaml_tree import Node
+from grpo_cli.recipe.yaml_tree import Node, as_node
 
 _CLASSES = (
     ("transformers", "training_args.py", "TrainingArguments"),
@@ -49,10 +51,11 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 
 _TYPES: dict[str, Any] = {
     "scale_rewards": bool | Literal["group", "batch", "none"],
+    **dict.fromkeys(("generation_kwargs", "chat_template_kwargs"), dict[str, Any] | None),
     "rank_pattern": dict[str, Annotated[Integer, Field(ge=1)]],
     "alpha_pattern": dict[str, Annotated[Number, Field(gt=0)]],
 }
-"""Fields of which upstream's types say less than they take."""
+"""Fields of which upstream's types say less, or more, than can be used."""
 
 _HELP = {
     "vllm_tensor_parallel_size": "GPUs that share vLLM's model: a managed server's own; with `colocate`, groups "
@@ -386,6 +389,8 @@ def _check_key(tree: Node, home: Home, model: type[BaseModel], key: str) -> list
     config = ConfigDict(hide_input_in_errors=True, arbitrary_types_allowed=True)
     adapter: TypeAdapter[object] = TypeAdapter(python_type(field), config=config)
     node = tree.find(path) or tree
+    if "dict" in field.annotation and isinstance(node.value, str):
+        _read_json(node)
     try:
         value = adapter.validate_python(node.plain())
     except ValidationError as error:
@@ -393,6 +398,13 @@ def _check_key(tree: Node, home: Home, model: type[BaseModel], key: str) -> list
     if not isinstance(node.value, dict | list):
         node.value = value
     return []
+
+
+def _read_json(node: Node) -> None:
+    """Take a mapping that is written as JSON, as TRL's command line does."""
+    with suppress(ValueError):
+        value = json.loads(node.value)
+        node.value = as_node(value, node.location).value if isinstance(value, dict) else node.value
 
 
 def _fix_place(key: str, home: Home | None) -> str | None:

@@ -6,6 +6,7 @@ from grpo_cli.recipe import grpo_fields
 from grpo_cli.recipe.generation import GenerationConfig, VllmConfig
 from grpo_cli.recipe.recipe import LoggingConfig
 from grpo_cli.recipe.training import TrainingConfig
+from grpo_cli.recipe.yaml_tree import read_text
 
 OPEN = {
     "generation": GenerationConfig,
@@ -92,3 +93,11 @@ def test_every_upstream_default_fits_the_type_we_check(upstream):
 def test_enumerations_are_read_by_value():
     field = grpo_fields.read_grpo_fields()["lr_scheduler_type"]
     assert "cosine" in str(grpo_fields.python_type(field))
+
+
+def test_a_mapping_may_be_written_as_json():
+    lines = """chat_template_kwargs: '{"a": false}'\n  generation_kwargs: a=1\n"""
+    tree = read_text(f"generation:\n  {lines}", "recipe.yaml")
+    (issue,) = grpo_fields.check_trl_keys(tree)
+    assert tree.plain()["generation"]["chat_template_kwargs"] == {"a": False}
+    assert issue.path == "generation.generation_kwargs"
