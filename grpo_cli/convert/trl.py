@@ -181,6 +181,9 @@ def _take_deepspeed(report: KeyReport, key: Path, value: Any) -> None:
 def _take_fsdp(report: KeyReport, key: Path, value: Any) -> None:
     if not value:
         report.drop(key, EMPTY)
+    elif report.get("fsdp") in ([], "", False):
+        # As in dumps of older versions, whose `fsdp_config` is never empty.
+        report.drop(key, "`fsdp` is empty, so nothing reads it")
     elif find(report.recipe, "launch.strategy") == "fsdp2":
         report.settle(key, "launch.strategy")
     else:
