@@ -24,12 +24,15 @@ def environment() -> "ImmutableSandboxedEnvironment":
 
 def is_unreadable(value: object) -> bool:
     """Return whether a value, printed as it is, would show a model Python's way of writing it."""
-    return value is None or isinstance(value, dict)
+    messages = isinstance(value, list) and bool(value) and isinstance(value[0], dict)
+    return value is None or messages or isinstance(value, dict)
 
 
 def _refuse_unreadable(value: Any) -> Any:
     if value is None:
         raise ValueError("a value is empty (None) and would be printed as the word None")
+    if isinstance(value, list) and is_unreadable(value):
+        raise ValueError("a list of objects would be printed as Python's list")
     if is_unreadable(value):
         raise ValueError(
             f"an object with the keys {', '.join(map(str, value))} would be printed as Python's dict"

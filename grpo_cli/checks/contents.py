@@ -8,6 +8,14 @@ from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
+from grpo_cli.checks.columns import (
+    ADDED,
+    DATA,
+    check_needed_columns,
+    list_columns,
+    missing_column,
+    rename_fix,
+)
 from grpo_cli.checks.images import find_unused_images, look_at_images
 from grpo_cli.checks.rows import (
     check_empty,
@@ -18,6 +26,7 @@ from grpo_cli.checks.rows import (
     check_shown_golds,
     check_source,
     check_tasks,
+    check_texts_of_rows,
     find_templates,
 )
 from grpo_cli.checks.settings import check_repeated
@@ -40,11 +49,6 @@ from grpo_cli.rewards.contract import EPISODE, Batch, RewardContext, RewardParam
 from grpo_cli.rewards.registry import find_kind, kind_names
 from grpo_cli.rewards.scoring import Condition, clip_score
 from grpo_cli.templating import is_unreadable
-
-_DATA = {"training": "data", "evaluation": "evaluation data"}
-_ADDED = frozenset({"prompt", "row_id"})
-"""Columns that `grpo` adds to those of the data."""
-_HOLDER = "<the column that holds it>"
 
 
 def collect(check: Callable[[], object]) -> list[Issue]:
@@ -228,9 +232,9 @@ def _check_seen(
 ) -> None:
     """Check a dataset; `everywhere` are the columns of all sources if it is one of several."""
     problems += [*seen.problems, *check_made_columns(dataset)]
-    images = dataset.prompt.images
+    images, rows = dataset.prompt.images, seen.sample
     gathered = frozenset({IMAGES} if images else ())
-    own = frozenset(dataset.columns) | _ADDED | ({SOURCE} if dataset.source_name else set())
+    own = frozenset(dataset.columns) | ADDED | ({SOURCE} if dataset.source_name else set())
     configs = dict(enumerate(loaded.recipe.rewards)) if loaded.recipe else {}
     params = {
         index: reward
@@ -254,10 +258,10 @@ def _check_seen(
             # The rows that `when` leaves out need no column.
             more = everywhere if index in configs and configs[index].when else frozenset[str]()
             known = available | more | added
-            if lacking := [*_check_needed_columns({f"rewards.{index}": reward}, known)]:
+            if lacking := [*check_needed_columns({f"rewards.{index}": reward}, known, rows)]:
                 problems += lacking
                 del params[index]
-        problems += _check_needed_columns(kinds, available | everywhere)
+        problems += check_needed_columns(kinds, available | everywhere)
         problems += check_tasks(loaded.recipe, dataset, params, kinds)
         problems += _check_conditions(loaded, dataset, available | everywhere, batch)
         problems += look_at_images(seen.train.rows if seen.train else (), images, names)
@@ -313,7 +317,10 @@ def _check_split(
     if extracts and sample:
         found += collect(lambda: rows.extend(_number(keep_rows(dataset, sample, names))))
     found = found or collect(partial(_try_prompts, dataset, rows, names))
-    problems += found or check_left_out(dataset, sample, rows, names)
+    problems += found or [
+        *check_left_out(dataset, sample, rows, names),
+        *check_texts_of_rows(dataset, rows, names.split),
+    ]
     return _make_batch(rows, available - {"prompt"})
 
 
@@ -357,8 +364,8 @@ def _check_prompt(dataset: Any, columns: frozenset[str], split: str) -> Iterator
             yield from error.problems
             continue
         for name in missing:
-            issue = _missing_column(name, known, path, "the template names", split)
-            fix = _rename_fix(name, nearest(name, known), split)
+            issue = missing_column(name, known, path, "the template names", split)
+            fix = rename_fix(name, nearest(name, known), split)
             yield replace(
                 issue, fix="images go into `dataset.prompt.user`" if name in marks else fix
             )
@@ -368,39 +375,9 @@ def _check_prompt(dataset: Any, columns: frozenset[str], split: str) -> Iterator
     if response := getattr(dataset, "response", None):
         yield from check_fixed([response], known, "dataset.response")
     if dataset.prompt.user is None and "prompt" not in known:
-        seen = f"no `user` template is given and the {_DATA[split]} has no column `prompt` "
+        seen = f"no `user` template is given and the {DATA[split]} has no column `prompt` "
         fix = 'add `dataset.prompt.user`, such as `user: "{{ question }}"`'
-        yield Issue(f"{seen}(columns: {_list(columns)})", fix, "dataset.prompt")
-
-
-def _rename_fix(name: str, close: str | None, split: str) -> str:
-    """Return the fix of a template that names a missing column."""
-    if split == "evaluation":
-        # The recipe's templates and columns are the training data's too.
-        return f"rename the column that holds it to `{name}` in the {_DATA[split]}"
-    other = f"`{close}`" if close else "a column of the data"
-    add = f"add it under `dataset.columns`, such as `{name}: {close or _HOLDER}`"
-    return f"rename it to {other} in the template, or {add}"
-
-
-def _check_needed_columns(kinds: Mapping[str, Any], available: frozenset[str]) -> Iterator[Issue]:
-    for path, params in kinds.items():
-        who = f"the {'reward' if path.startswith('rewards') else 'environment'} needs"
-        for name in () if path.startswith("tools") else params.required_columns():
-            if name not in available:
-                issue = _missing_column(name, available - _ADDED, path, who)
-                if path.startswith("environment") and available - _ADDED == {"seed"}:
-                    # Nobody can add a column to `kind: environment`.
-                    fix = f"give `{name}` a default in reset(), or draw it from the seed there"
-                    issue = replace(issue, fix=fix)
-                if name in (MARK, IMAGES):
-                    # TRL's names, which `dataset.columns` refuses.
-                    seen = f"{who} `{name}`, and prompts have no images"
-                    fix = "name the columns with images in `dataset.prompt.images`"
-                    if IMAGES in available:
-                        seen, fix = issue.seen, f"name the argument `{IMAGES}`"
-                    issue = replace(issue, seen=seen, fix=fix)
-                yield issue
+        yield Issue(f"{seen}(columns: {list_columns(columns)})", fix, "dataset.prompt")
 
 
 def _check_conditions(
@@ -414,7 +391,7 @@ def _check_conditions(
         try:
             unknown = condition.columns() - known if available else frozenset()
             who = "the expression names"
-            problems = [_missing_column(name, known, path, who) for name in sorted(unknown)]
+            problems = [missing_column(name, known, path, who) for name in sorted(unknown)]
             for place, name in enumerate(sorted(unknown)):
                 if re.search(rf"[=!]=\s*{name}\b", when):
                     fix = f'if `{name}` is a value, put it in quotes: "{name}"; otherwise {problems[place].fix}'
@@ -467,12 +444,12 @@ def _check_golds(
         faults = {row: fault for row in rows if (fault := reward.gold_fault(batch, row))}
         key, column = reward.gold_source() or ("", "")
         if faults and column in lacking:
-            own = frozenset(name for name in batch.columns if name not in lacking | _ADDED)
+            own = frozenset(name for name in batch.columns if name not in lacking | ADDED)
             seen = (
                 f"the evaluation data lacks the column `{column}`, which the training data has and the reward "
-                f"needs (columns: {_list(own)})"
+                f"needs (columns: {list_columns(own)})"
             )
-            fix = _rename_fix(column, None, "evaluation")
+            fix = rename_fix(column, None, "evaluation")
             yield Issue(seen, fix, f"rewards.{index}.{key}")
         elif faults:
             row, fault = next(iter(faults.items()))
@@ -483,18 +460,3 @@ def _check_golds(
             level: Level = fault.level if not every or reward.has_gold(batch, row) else "error"
             path, seen = f"rewards.{index}.{fault.path}", f"{fault.seen} ({where})"
             yield replace(fault, seen=seen, path=path, level=level)
-
-
-def _missing_column(
-    name: str, known: frozenset[str], path: str, who: str, split: str = "training"
-) -> Issue:
-    bare = name.strip("{} ")
-    close = bare if bare in known else nearest(name, known)
-    seen = f"{who} the column `{name}`, which the {_DATA[split]} lacks (columns: {_list(known)})"
-    example = f"`{name}: {close or _HOLDER}`"
-    fix = f"add it under `dataset.columns`, such as {example}"
-    return Issue(seen, f"use `{close}`, or {fix}" if close else fix, path)
-
-
-def _list(names: frozenset[str]) -> str:
-    return ", ".join(sorted(names)) or "none"

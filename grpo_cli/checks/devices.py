@@ -342,6 +342,11 @@ def check_precision(recipe: Recipe, hardware: Hardware) -> Iterator[Issue]:
         )
         yield Issue(seen, fix, "model.dtype")
     trained = dtype if _trains_all(recipe) else "float32"
+    if mixed == trained == "float16":
+        seen = "with fp16, torch scales gradients and refuses those of float16 weights"
+        yield Issue(
+            seen, "set `dtype: float32`: it is computed in float16 all the same", "model.dtype"
+        )
     batching = recipe.generation.backend == "transformers_continuous_batching"
     if batching and mixed not in (None, trained):
         seen = f"before each sampling it turns the whole model to {mixed}, and rounds the trained weights with it"

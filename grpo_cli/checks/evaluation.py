@@ -70,6 +70,11 @@ def check_best(recipe: Recipe) -> Iterator[Issue]:
     training, evaluates = recipe.training, recipe.training.eval_strategy
     best, saves = recipe.loads_best, training.extras.get("save_strategy", "steps")
     yield from _check_same_metric(recipe)
+    if saves == "best" and evaluates == "no" and not recipe.is_best_of_held_out_set:
+        seen = "nothing is evaluated that tells which model is the best"
+        fix = "set `save_strategy: steps`, or `eval_strategy: steps` too"
+        yield Issue(seen, fix, "training.save_strategy")
+        return
     # `check_metrics` finds those that no set has.
     if recipe.is_best_of_held_out_set or (recipe.evaluation.during and evaluates == "no"):
         if best and saves == "no":

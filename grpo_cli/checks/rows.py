@@ -7,7 +7,7 @@ from typing import Any
 
 from grpo_cli.data.mixing import SOURCE
 from grpo_cli.data.prompts import SYSTEM, SYSTEM_ROLES, is_plain, template_columns
-from grpo_cli.data.rows import Row, RowNames, show_names
+from grpo_cli.data.rows import Row, RowNames, read_column, show_names
 from grpo_cli.data.sources import Preview, SplitPreview
 from grpo_cli.data.tasks import LEVEL
 from grpo_cli.issues import Issue, Level
@@ -20,6 +20,28 @@ _MARK = re.compile(r"#+|\w+:")
 """The beginning of a pattern that is no part of an answer."""
 _SENTENCE = re.compile(r"\n|(\S+\s+){5}")
 """What the name of a column hardly ever holds."""
+_LOOP = re.compile(r"\{%-?\s*for\s[^%]*?\sin\s+(\w+)\s*-?%}")
+_SPOILT = (
+    (
+        re.compile(r"<\|im_start\|>|<\|start_header_id\|>|<start_of_turn>"),
+        0.5,
+        "marks of a chat template, which is applied to it once more",
+        "set `dataset.prompt.style: text`, or take a column without them",
+    ),
+    (
+        re.compile(r"\A[^\n]*\\n(?![a-z])[^\n]*\Z"),
+        0.9,
+        "a backslash and an n for each line break",
+        "write the data with one level of escapes",
+    ),
+    (
+        re.compile(r"Ã[\x80-\xbf©ª¨¤¶¼¢§´±]|â€[\x90-\x9f™œ“”˜¦]"),
+        0.1,
+        "letters that were UTF-8 and were read as another encoding",
+        "convert the data again, from UTF-8",
+    ),
+)
+"""What spoils a text on its way; the share of rows from which on it is no chance; what is said, and the fix."""
 _SKIP_EMPTY = {"code", "judge"}
 """Kinds for which a row with an empty column is no fault."""
 
@@ -73,7 +95,7 @@ def check_left_out(
             )
             fix = f"put what is wanted in brackets: '{mark[0]}\\s*(.+)$'"
             yield Issue(seen, fix, f"dataset.columns.{key}.regex", level="warning")
-        texts = [str(sample[row["row_id"]].get(column.from_)) for row in rows]
+        texts = [str(read_column(sample[row["row_id"]], column.from_)) for row in rows]
         if column.regex is not None and (found := _find_cut(column.regex, texts)):
             yield Issue(*found, f"dataset.columns.{key}.regex", level="warning")
     if dataset.prompt.system is not None and dataset.prompt.user is None:
@@ -126,8 +148,8 @@ def check_empty(
         for name in params[index].required_columns():
             column = dataset.columns.get(name)
             key = column.from_ if column else name
-            known = enumerate(train.rows if key in train.columns else ())
-            places = [place for place, row in known if row.get(key) in ("", None)]
+            known = enumerate(train.rows if key.partition(".")[0] in train.columns else ())
+            places = [place for place, row in known if read_column(row, key) in ("", None)]
             every = len(places) == len(train.rows)
             if places and (every or config.kind not in _SKIP_EMPTY):
                 seen = (
@@ -164,6 +186,35 @@ def _copied_from(dataset: SingleDataset, name: str) -> str:
     """Return the column of the data that a column is a copy of."""
     column = dataset.columns.get(name)
     return name if column is None or column.regex else column.from_
+
+
+def check_texts_of_rows(dataset: Any, rows: Sequence[Row], split: str) -> Iterator[Issue]:
+    """Find texts that something has spoilt on their way, and loops over text instead of a list."""
+    templates = [text for _, text in find_templates(dataset) if is_plain(text)]
+    named = {"prompt"} if dataset.prompt.user is None else set[str]()
+    for name in sorted(named.union(*map(template_columns, templates))):
+        texts = [value if isinstance(value, str) else str(value) for value in _values(rows, name)]
+        for pattern, share, seen, fix in _SPOILT:
+            found = [match for text in texts if (match := pattern.search(text))]
+            if len(found) > len(texts) * share and (
+                dataset.prompt.style != "text" or "<" not in found[0][0]
+            ):
+                seen = (
+                    f"`{name}` has {seen}, such as {found[0][0]!r:.40}, in {len(found)} of the {len(texts)} "
+                    f"{split} rows looked at"
+                )
+                yield Issue(seen, fix, "dataset.prompt", level="warning")
+    for key, text in find_templates(dataset):
+        for name in _LOOP.findall(text):
+            letters = [value for value in _values(rows, name) if isinstance(value, str)]
+            if letters:
+                seen = f"goes through the letters of `{name}`, which is text: {letters[0]!r:.40}"
+                fix = f"make it a list in the data, or write `{{{{ {name} }}}}`"
+                yield Issue(seen, fix, f"dataset.prompt.{key}", level="warning")
+
+
+def _values(rows: Sequence[Row], name: str) -> list[Any]:
+    return [row[name] for row in rows if row.get(name) is not None]
 
 
 def check_fixed(texts: Sequence[str], columns: frozenset[str], path: str) -> Iterator[Issue]:

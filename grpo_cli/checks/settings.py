@@ -45,6 +45,11 @@ _HIDDEN = re.compile(r"#\S")
 _LINE_BREAK = re.compile(r"\\n(?![a-z])")
 r"""Two characters that mean a line break in double quotes; not the beginning of `\neq`."""
 
+_ESCAPED = re.compile(r"[\b\f]|\t(?=ext|imes|heta|frac)|\r(?=ight|ho)")
+r"""What YAML makes of `\b`, of `\boxed`, `\frac` and `\text` in double quotes."""
+
+_SIGNS = {"\b": r"\b", "\f": r"\f", "\t": r"\t", "\r": r"\r"}
+
 
 def read_setting(recipe: Recipe, name: str) -> Any:
     """Return the value of a `GRPOConfig` field that has a home in the recipe.
@@ -160,6 +165,12 @@ def _find_idle(recipe: Recipe) -> Iterator[Issue]:
     checkpointing = read_setting(recipe, "gradient_checkpointing")
     idle = [
         ("training.eval_steps", evaluates != "steps", strategy, to_steps),
+        (
+            "training.num_train_epochs",
+            recipe.training.max_steps > 0,
+            f"`max_steps` is {recipe.training.max_steps}",
+            "set `training.max_steps: -1`",
+        ),
         ("training.eval_delay", evaluates == "no", strategy, to_steps),
         (
             "training.gradient_checkpointing_kwargs",
@@ -340,9 +351,10 @@ def _check_text(node: Node, path: Path) -> Iterator[Issue]:
         seen = r"holds a backslash and an n, which are a line break in double quotes alone"
         fix = "put the text in double quotes, or write it as a block (`|`)"
         yield Issue(seen, fix, where, level="warning")
-    if path[-1] in _PATTERNS and "\b" in node.value:
-        seen = f"{node.value!r:.60} holds a backspace: in double quotes, YAML reads \\b as that character"
-        fix = "write the pattern in single quotes: '…\\b…'"
+    if found := _ESCAPED.search(node.value):
+        sign = _SIGNS[found[0]]
+        seen = f"{node.value!r:.60} holds a control character: in double quotes, YAML reads {sign} as one"
+        fix = f"write the text in single quotes: '…{sign}…'"
         yield Issue(seen, fix, where, level="warning")
 
 

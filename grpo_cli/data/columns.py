@@ -5,7 +5,7 @@ import signal
 from collections.abc import Iterable, Mapping, Sequence
 
 from grpo_cli.data.mixing import SOURCE
-from grpo_cli.data.rows import Row, RowNames, columns_of, show, show_names, suggest
+from grpo_cli.data.rows import Row, RowNames, columns_of, read_column, show, show_names, suggest
 from grpo_cli.errors import RecipeError, recipe_error
 from grpo_cli.issues import Issue
 from grpo_cli.recipe.dataset import ColumnConfig, SingleDataset
@@ -53,7 +53,7 @@ def extract_columns(
     problems = []
     for name in patterns:
         if left := sorted(missed[name] - dropped):
-            column, first = columns[name], rows[left[0]].get(columns[name].from_)
+            column, first = columns[name], read_column(rows[left[0]], columns[name].from_)
             message = (
                 f"{show(column.regex)} finds nothing in `{column.from_}` of {len(left)} of {len(rows)} "
                 f"{names.split} rows; the first is {names(left[0])}: {show(first)}"
@@ -101,7 +101,9 @@ def check_columns(
         if name in RESERVED:
             message = f"`{name}` is a name TRL or `grpo` passes to rewards itself"
             problems.append(Issue(message, f"call the column `gold_{name}`, say", path))
-        if existing is not None and column.from_ not in existing:
+        if existing is not None and not {column.from_, column.from_.partition(".")[0]} & {
+            *existing
+        }:
             message = (
                 f"there is no column `{column.from_}`; the {split} rows have {show_names(existing)}"
             )
@@ -138,7 +140,7 @@ def _extract(
     names: RowNames,
 ) -> list[object]:
     """Return the values of a new column; None if the pattern finds nothing but white space."""
-    values = [row.get(column.from_) for row in rows]
+    values = [read_column(row, column.from_) for row in rows]
     if pattern is None:
         return values
     extracted: list[object] = []

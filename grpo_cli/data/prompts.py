@@ -285,6 +285,10 @@ def _no_prompt(row: Row, where: str) -> RecipeError:
     seen = f"`prompt` is {show(row['prompt'])}" if "prompt" in row else f"its columns are {columns}"
     example = next((name for name in row if name in ("question", "problem", "input")), "question")
     message = f"{where} has no prompt of its own ({seen}), and no template makes one"
+    if isinstance(row.get("prompt"), dict):
+        raise recipe_error(
+            message, "write it as a list: [{role: user, content: text}]", "dataset.prompt"
+        )
     return recipe_error(message, f'set dataset.prompt.user: "{{{{ {example} }}}}"', USER)
 
 
@@ -322,6 +326,11 @@ def _explain_failure(text: str, row: Row, where: str, path: str, error: Exceptio
     if bad is not None and is_stored_image(row[bad]):
         mark = "" if bad == MARK else f", and write {_MARK_AS_TEXT} where it goes"
         fix = f"set `{IMAGES}: {bad}`{mark}"
+    elif bad is not None and isinstance(row[bad], list):
+        key = "content" if "content" in row[bad][-1] else next(iter(row[bad][-1]), "content")
+        fix = f"name a text in it, such as {{{{ {bad}[-1].{key} }}}}"
+        if bad == "prompt":
+            fix = f"leave `{path}` out: messages in `prompt` are the prompt; or {fix}"
     elif bad is not None and row[bad]:
         fix = f"name one of its keys, such as {{{{ {bad}.{next(iter(row[bad]))} }}}}"
     elif bad is not None:

@@ -56,6 +56,15 @@ def columns_of(rows: Iterable[Row]) -> list[str]:
     return list(names)
 
 
+def read_column(row: Row, name: str) -> Any:
+    """Return the value of a column, None if there is none; `a.b` is the key `b` of the mapping in column `a`."""
+    first, _, rest = name.partition(".")
+    if name in row or not rest:
+        return row.get(name)
+    inner = row.get(first)
+    return read_column(inner, rest) if isinstance(inner, dict) else None
+
+
 def fill_missing(rows: list[Row]) -> list[Row]:
     """Give every row every column; None if it has no value."""
     names = columns_of(rows)

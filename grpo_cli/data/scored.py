@@ -144,7 +144,7 @@ def _read_reward(row: Row, column: str, where: str) -> float:
         raise recipe_error(message, "scale the rewards down", REWARD)
     if not math.isfinite(number):
         seen = f"`{column}` is {show(value)}" if column in row else f"there is no `{column}`"
-        fix = "name the column that holds the reward, or leave such rows out of the data"
+        fix = "name the column that holds the reward, write numbers, or leave such rows out of the data"
         if re.fullmatch(r"\s*[-+]?\d+,\d+\s*", str(value)):
             fix = f"write decimals with a point: {value.replace(',', '.').strip()}"
         raise recipe_error(f"{where} has no reward: {seen}", fix, REWARD)

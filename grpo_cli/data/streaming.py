@@ -67,7 +67,7 @@ class _Rows:
         self._renderer = Renderer(dataset.prompt, style, may_be_empty=bool(recipe.environment))
         self._count_tokens = count_tokens
         names = data.train.column_names
-        sources = (column.from_ for column in dataset.columns.values())
+        sources = (column.from_.partition(".")[0] for column in dataset.columns.values())
         self._empty = dict.fromkeys([*names, *sources])
         self._encode: dict[str, Callable[[Any], Any]] = dict.fromkeys(names, lambda value: value)
         for names, nested in ((data.report.json_columns, True), (data.report.text_columns, False)):

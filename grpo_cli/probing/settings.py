@@ -137,9 +137,15 @@ def check_upstream_settings(recipe: Recipe, *, cpu: bool) -> Iterator[Issue]:
             return
         for build, names in _BUILT.items():
             if reason := _why_not(partial(build, built[0])):
-                named = [name for name in names if fields.get(name) is not None] or names[-1:]
-                named.sort(key=lambda name: str(fields.get(name)) not in reason)
-                yield _refused(reason, f"training.{named[0]}")
+                given = {name: fields[name] for name in names if fields.get(name) is not None}
+                inner = [
+                    f"{name}.{key}"
+                    for name, value in given.items()
+                    for key in (value if isinstance(value, dict) else ())
+                    if str(key) in reason
+                ]
+                named = sorted(given, key=lambda name: str(given[name]) not in reason) or names[-1:]
+                yield _refused(reason, f"training.{[*inner, *named][0]}")
     if recipe.generation.backend != "vllm":
         yield from _check_generation(fields.get("generation_kwargs") or {})
 
@@ -160,7 +166,7 @@ def _build_scheduler(args: Any) -> None:
     import torch
     from transformers import get_scheduler
 
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=args.learning_rate)
     get_scheduler(args.lr_scheduler_type, optimizer, 1, 10, args.lr_scheduler_kwargs)
 
 
@@ -175,6 +181,12 @@ def _build_optimizer(args: Any) -> None:
     import torch
     from transformers import Trainer
 
+    for part in (args.optim_args or "").replace(" ", "").split(","):
+        if part and part.count("=") != 1:
+            raise ValueError(
+                f"optim_args is read as name=value,name=value, and has the part {part!r}; betas are `adam_beta1` "
+                "and `adam_beta2`"
+            )
     # These look for their layers in the model.
     if not args.optim_target_modules and "lomo" not in args.optim:
         kind, options = Trainer.get_optimizer_cls_and_kwargs(args)

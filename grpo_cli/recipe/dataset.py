@@ -35,7 +35,7 @@ class ColumnConfig(Section):
     """A column for the rewards, extracted from another one."""
 
     from_: str = Field(alias="from")
-    """The column to read."""
+    """The column to read; `a.b` is the key `b` of the mapping in column `a`."""
     regex: str | None = None
     """Keep the first group of this pattern (or the whole match), stripped of white space."""
     on_no_match: Literal["error", "drop"] = "error"

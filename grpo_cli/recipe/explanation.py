@@ -188,6 +188,7 @@ def _explain_place(
     else:
         expectation, fix = _expectation(entries, seen)
         fix = f"write {_EXAMPLES[dotted(path)]}" if dotted(path) in _EXAMPLES else fix
+        fix = "write null" if seen == "None" else fix
     where = locate(tree, path)
     if kind == "grpo_secret":
         # The place of a flag is the flag as written.

@@ -140,6 +140,17 @@ CHEAP = {
         changed(training__lr_scheduler_kwargs={"min_rl": 0.1}),
         ("setting: refused", "error"),
     ),
+    "a schedule that ends above where it begins": (
+        changed(
+            training__lr_scheduler_type="polynomial",
+            training__lr_scheduler_kwargs={"lr_end": 1e-2},
+        ),
+        ("setting: refused", "error"),
+    ),
+    "an optimizer's argument that is split at its comma": (
+        changed(training__optim_args="betas=(0.9,0.95)"),
+        ("setting: refused", "error"),
+    ),
     "a backend that torch.compile does not have": (
         changed(training__torch_compile_backend="inductr"),
         ("setting: refused", "error"),

@@ -30,6 +30,15 @@ def test_an_emulated_precision_is_told(tmp_path, hardware, flags, expected):
 GPUS = Hardware(gpus=2, cpus=2, names=("0", "1"))
 
 
+def test_fp16_with_all_weights_in_float16_is_refused(tmp_path):
+    def check(*flags):
+        recipe = load_recipe(write_recipe(tmp_path), ["training.fp16=true", *flags])
+        return [each.path for each in check_precision(recipe, GPUS)]
+
+    assert check("model.dtype=float16") == ["model.dtype"]
+    assert check("model.dtype=float16", "model.lora={r: 4}") == check("model.dtype=float32") == []
+
+
 @pytest.mark.parametrize(
     ("hardware", "flags", "lost"),
     [

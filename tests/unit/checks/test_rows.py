@@ -35,6 +35,14 @@ CASES = [
     ({"a.jsonl": GOOD_ROW}, f"{USER}\n  columns: {{question: answer}}", "prompt.user", "it is a copy of `answer`"),
     ({"a.jsonl": GOOD_ROW}, 'prompt: {user: "{{ pic }}", images: pic}\n  columns: {pic: answer}', "prompt.user",
      "where the image is stored"),
+    ({"a.jsonl": GOOD_ROW}, 'prompt: {user: "{% for o in question %}{{ o }}{% endfor %}"}', "prompt.user",
+     "goes through the letters of `question`, which is text: 'q'"),
+    ({"a.jsonl": GOOD_ROW.replace('"q"', '"<|im_start|>user"')}, USER, "prompt", "marks of a chat template"),
+    ({"a.jsonl": GOOD_ROW.replace('"q"', r'"Two.\\nThree?"')}, USER, "prompt", "a backslash and an n"),
+    ({"a.jsonl": GOOD_ROW.replace('"q"', '"Ã©lÃ¨ve"')}, USER, "prompt", "as another encoding, such as 'Ã©'"),
+    ({"a.jsonl": CHAT}, 'prompt: {user: "{{ prompt }}"}', "prompt.user", "printed as Python's list"),
+    ({"a.jsonl": '{"prompt": {"role": "user", "content": "u"}, "answer": 1}'}, "limit: 1", "prompt",
+     "has no prompt of its own"),
     ({"a.jsonl": GOOD_ROW}, f"{USER}\n  eval: missing", "eval", "save_to_disk"),
 ]  # fmt: skip
 
@@ -56,6 +64,8 @@ FIXES = [
     (["dataset.difficulty=adaptive", "rewards=[{kind: length, target: 3}]"],
      "add one that does, such as `kind: math`"),
     (["dataset.difficulty=adaptive", "rewards=[{kind: tag_count, tags: [<a>]}]"], "`reward: tag_count`"),
+    (["dataset={kind: inline, rows: [{prompt: one, extra: {gold: '1'}}]}", "rewards=[{kind: math, answer: gold}]"],
+     "such as `gold: extra.gold`"),
     (["rewards=[{kind: math, when: question == one}]"], 'if `one` is a value, put it in quotes: "one"'),
     (["environment={kind: python, path: own.py:Game}"], "add `kwargs: {limit: …}`"),
     (["environment={kind: python, path: own.py:Levels}", "dataset={kind: environment, size: 8}"],

@@ -16,7 +16,9 @@ from grpo_cli.recipe.yaml_tree import read_text
         (r"user: '{{ q }}\nAnswer:'", "a line break in double quotes alone"),
         (r"""user: "{{ q }}\\nAnswer:\n" """, ""),
         (r"user: 'Is x \neq y?'", ""),
-        (r"""rewards: [{kind: regex, pattern: "\b7"}]""", "holds a backspace"),
+        (r"""rewards: [{kind: regex, pattern: "\b7"}]""", "reads \\b as one"),
+        (r"""system: "Write \boxed{}." """, "reads \\b as one"),
+        (r"""system: "a\tb" """, ""),
         (r"""columns: {a: {from: a, regex: '\b7'}}""", ""),
     ],
 )

@@ -66,6 +66,12 @@ def test_numbers_are_searched_as_text() -> None:
     assert rows[0]["answer"] == "2"
 
 
+def test_a_key_of_a_mapping_is_read_unless_a_column_has_its_name() -> None:
+    rows = [{"a": {"b": {"c": "#### 1"}}}, {"a": {"b": None}, "a.b.c": "#### 2"}]
+    kept, _ = apply_columns(rows, {"answer": column("a.b.c", regex=r"#### (\d)")})
+    assert [row["answer"] for row in kept] == ["1", "2"]
+
+
 def test_a_pattern_that_finds_nothing_names_row_and_text() -> None:
     rows = [*ROWS, {"q": "c", "solution": "none"}, {"q": "d", "solution": None}]
     columns = {"answer": column("solution", regex=r"####\s*(.+)$")}
