@@ -366,7 +366,9 @@ class Listening:
     """Share of the memory; None: vLLM's default."""
 
 
-def plan_server(served: Served, command: tuple[str, ...], listening: Listening) -> ServePlan:
+def plan_server(
+    served: Served, command: tuple[str, ...], listening: Listening, *, on_gpu: bool
+) -> ServePlan:
     """Return the server of a trained model; `command` is that of a server, up to its model."""
     host, port = listening.host, listening.port or PORT
     settings, adapter = served.settings, served.adapter
@@ -379,7 +381,7 @@ def plan_server(served: Served, command: tuple[str, ...], listening: Listening) 
         "--gpu-memory-utilization": listening.gpu_memory_utilization,
         "--chat-template": served.template,
         "--default-chat-template-kwargs": json.dumps(kwargs) if kwargs else None,
-        "--dtype": _dtype_to_name(settings),
+        "--dtype": _dtype_to_name(settings, in_16_bits=on_gpu and adapter is not None),
         "--revision": settings.revision,
         "--tokenizer-revision": settings.revision,
         "--lora-modules": f"{served.name}={adapter}" if adapter else None,
@@ -394,8 +396,9 @@ def plan_server(served: Served, command: tuple[str, ...], listening: Listening) 
     )
 
 
-def _dtype_to_name(model: ModelConfig) -> str | None:
-    """Return the precision to name: vLLM would run float32 weights in 16 bits."""
-    if model.dtype != "auto":
-        return model.dtype
-    return "float32" if read_dtype(Path(model.path)) == "float32" else None
+def _dtype_to_name(model: ModelConfig, *, in_16_bits: bool) -> str | None:
+    """Return the precision to name: vLLM would run float32 weights in 16 bits, as its kernels of adapters must."""
+    dtype: str = read_dtype(Path(model.path)) if model.dtype == "auto" else model.dtype
+    if dtype == "float32":
+        return "bfloat16" if in_16_bits else dtype
+    return None if model.dtype == "auto" else dtype

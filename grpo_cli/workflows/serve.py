@@ -34,7 +34,8 @@ def prepare(
     """
     command = _find_command(needed=needs_vllm)
     served = find_served(source, checkpoint)
-    return plan_server(_materialized(served) if needs_vllm else served, command, listening)
+    served = _materialized(served) if needs_vllm else served
+    return plan_server(served, command, listening, on_gpu=bool(read_hardware().gpus))
 
 
 def prepare_for_training(

@@ -47,10 +47,9 @@ def test_an_export_is_asked_as_it_was_trained_and_nothing_else_is_taken(export, 
     assert not served.settings.trust_remote_code
 
 
-def flags_of(source):
-    plan = plan_server(
-        find_served(source, None), VLLM_SERVE, Listening("127.0.0.1", 8000, None, None)
-    )
+def flags_of(source, on_gpu=False):
+    listening = Listening("127.0.0.1", 8000, None, None)
+    plan = plan_server(find_served(source, None), VLLM_SERVE, listening, on_gpu=on_gpu)
     return dict(pairwise(plan.argv)), plan
 
 
@@ -114,6 +113,14 @@ def test_float32_weights_are_served_as_such(export):
     assert flags_of(export)[0]["--dtype"] == "float32"
     (export / "config.json").write_text('{"dtype": "bfloat16"}')
     assert "--dtype" not in flags_of(export)[0]
+
+
+def test_an_adapter_is_served_in_16_bits_on_a_gpu(tmp_path):
+    (tmp_path / "recipe.yaml").write_text(RECIPE.replace("{path:", "{dtype: float32, path:"))
+    adapter = {"base_model_name_or_path": "org/model", "r": 16}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(adapter))
+    assert flags_of(tmp_path)[0]["--dtype"] == "float32"
+    assert flags_of(tmp_path, on_gpu=True)[0]["--dtype"] == "bfloat16"
 
 
 def test_the_example_holds_the_system_message_and_survives_a_shell(export):
