@@ -41,6 +41,9 @@ def check_needed_columns(
                     # Nobody can add a column to `kind: environment`.
                     fix = f"give `{name}` a default in reset(), or draw it from the seed there"
                     issue = replace(issue, fix=fix)
+                if params.kind == "reasoning_gym":
+                    fix = "use `dataset: {kind: reasoning_gym}`, whose rows have it"
+                    issue = replace(issue, fix=fix)
                 if name in (MARK, IMAGES):
                     # TRL's names, which `dataset.columns` refuses.
                     seen = f"{who} `{name}`, and prompts have no images"

@@ -24,6 +24,8 @@ Kinds = Mapping[str, Any]
 _NOUNS = {"tools": "kind of tool", "environment": "kind of environment"}
 _MUCH = 2
 """How many times the longest episode its turns may add up to before that is noted."""
+_SCORE_CALLS = frozenset({"tool_use", "environment", "python"})
+"""Rewards that may score the calls of an episode rather than its answer."""
 _DIALOGUE = "an episode is a dialogue, which needs a chat template"
 _ADD = "add `tools` or an `environment`"
 
@@ -81,7 +83,7 @@ def check_episodes(recipe: Recipe, kinds: Kinds, preview: Preview | None) -> Ite
         yield Issue(seen, "remove it", "tools")
     yield from _check_order(recipe)
     yield from _check_budget(recipe)
-    yield from _check_tries(recipe, kinds)
+    yield from _check_turns(recipe, kinds)
     yield from _check_time(recipe, kinds)
     yield from _check_style(recipe, preview)
     yield from _check_template(recipe)
@@ -100,6 +102,15 @@ def _check_rewards(recipe: Recipe, kinds: Kinds) -> Iterator[Issue]:
         if reward.reads != "last" and not recipe.has_episodes:
             seen = f"`{reward.reads}` has no effect: completions have one message without tools and environment"
             yield Issue(seen, f"{_ADD}, or remove it", f"{path}.reads", level="warning")
+
+    used = {reward.kind for reward in recipe.rewards}
+    # A function of the user's may ask the environments itself, as in TRL.
+    if recipe.rewards and used.isdisjoint(("environment", "python")):
+        for path, params in kinds.items():
+            if path.startswith("environment") and params.gives_reward():
+                seen = "scores its episodes, and no reward reads that"
+                fix = "add `{kind: environment}` to `rewards`"
+                yield Issue(seen, fix, path, level="warning")
 
 
 def _environments(kinds: Kinds) -> list[Any]:
@@ -123,8 +134,13 @@ def _check_order(recipe: Recipe) -> Iterator[Issue]:
         yield Issue(seen, fix, f"environment.{first + 1}", level="warning")
 
 
-def _check_tries(recipe: Recipe, kinds: Kinds) -> Iterator[Issue]:
+def _check_turns(recipe: Recipe, kinds: Kinds) -> Iterator[Issue]:
+    """Find too few turns for the results of calls, and for the tries at a question."""
     turns = recipe.episode.max_turns
+    # One turn is enough where the calls themselves are scored.
+    if turns == 1 and recipe.tools and {each.kind for each in recipe.rewards} - _SCORE_CALLS:
+        seen = "with 1 turn an episode ends at the first call: the model never reads its result"
+        yield Issue(seen, "set it to 2 or more", "episode.max_turns", level="warning")
     for path, params in kinds.items():
         if (tries := getattr(params, "tries", 0)) > turns:
             seen = f"{tries} tries need as many turns, and `episode.max_turns` is {turns}"

@@ -114,6 +114,10 @@ class EnvironmentParams(_KindParams):
         """Return the dataset's columns without which it cannot be reset."""
         return ()
 
+    def gives_reward(self) -> bool:
+        """Return whether its episodes visibly have a score for the reward `environment` to read."""
+        return True
+
     def open(self) -> "EnvironmentSource":
         """Load or connect to what makes environments.
 

@@ -263,11 +263,11 @@ class _Play:
         """What is the same in each episode of the same seed and actions."""
         return repr((self.said, self.reward, self.is_over))
 
-    def finish(self) -> None:
-        """Read the reward, and close the instance."""
+    def finish(self, when: str = "") -> None:
+        """Read the reward, and close the instance; `when` is what messages add to the reward's name."""
         try:
             read = partial(read_reward, self.environment)
-            self.reward = self._trial.run("reward()", read, limit_s=RESET_S)
+            self.reward = self._trial.run(f"reward(){when}", read, limit_s=RESET_S)
             self._trial.rewards.append(self.reward)
         finally:
             self.close("close()")
@@ -303,6 +303,9 @@ def try_environment(
         _check_threads(trial, threads, trial.episodes - before)
         if first.environment.takes_text:
             _try_odd_answers(trial, source, few[0], first)
+        else:
+            # Most episodes of a model that has yet to learn calls end so.
+            _Play(trial, source, few[0], seed).finish(" after an episode without a call")
 
 
 def _play(

@@ -63,6 +63,8 @@ def make_tool(function: Callable[..., Any]) -> Tool:
         kinds = [each.kind for each in inspect.signature(function).parameters.values()]
         if inspect.Parameter.VAR_KEYWORD in kinds:
             fix = f"name the arguments in place of `**`, such as `number: int`; {fix}"
+        if inspect.ismethod(function):
+            fix = f"if the model is not to call it, rename it `_{name}`; otherwise {fix}"
         raise EpisodeError(
             f"{name}() cannot be described to the model: {reason}. Fix: {fix}"
         ) from error

@@ -37,6 +37,11 @@ from grpo_cli.rewards.kinds import find_missing, import_optional
 if TYPE_CHECKING:
     from mcp import Client
 
+_SERVES_HTTP = re.compile(
+    r"transport\s*=\s*[\"'](?:streamable-http|sse)\b|Uvicorn running|(?:Started|Finished) server process"
+)
+"""What the source and the log of a server over HTTP hold."""
+_STDIO_FIX = "let it serve stdio (`mcp.run()`), or start it yourself and name its `url` in place of `command`"
 _KEY_ERROR = re.compile(r"KeyError: '(\w+)'")
 _CLOSE_S = 15.0
 """Longest a server may take to end; the client kills it after 4 s."""
@@ -68,7 +73,13 @@ class _ServerParams(Section):
 
     def problems(self) -> list[Issue]:
         """Report a missing package, and a command or an address that cannot be right."""
-        return [*find_missing("mcp", "mcp", "mcp"), *self._find_faults()]
+        faults = [*find_missing("mcp", "mcp", "mcp"), *self._find_faults()]
+        for word in () if faults else self.command[1:]:
+            text = Path(word).read_text(errors="replace") if word.endswith(".py") else ""
+            if _SERVES_HTTP.search(text) and "stdio" not in text:
+                seen = f"{word} serves HTTP, and a `command` is spoken to over stdio"
+                faults.append(Issue(seen, _STDIO_FIX, "command", level="warning"))
+        return faults
 
     def _find_faults(self) -> Iterator[Issue]:
         if bool(self.command) == bool(self.url):
@@ -164,6 +175,10 @@ class McpEnvironmentParams(_ServerParams, EnvironmentParams):
     reward: str | None = None
     """The tool that gives the score at the end, without arguments: a number, or a JSON object of named ones that
     are added up. Leave out if other rewards score the episode."""
+
+    def gives_reward(self) -> bool:
+        """Return whether a tool gives the score."""
+        return self.reward is not None
 
     def open(self) -> EnvironmentSource:
         """Start the server as a trial, or connect to it, and list its tools."""
@@ -331,11 +346,13 @@ class McpSession:
             reason = connection.describe(error)
             server = self._server.url or f"`{shlex.join(self._server.command)}`"
             fix = "try its command by hand" if self._server.command else "start it"
-            if name := _KEY_ERROR.fullmatch(reason):
+            path = "timeout_s" if isinstance(error, TimeoutError) else ""
+            if _SERVES_HTTP.search(reason) and self._server.command:
+                fix, path = f"the command serves HTTP: {_STDIO_FIX}", ""
+            elif name := _KEY_ERROR.fullmatch(reason):
                 fix = f"set `env: {{{name[1]}: …}}`, as the command has few variables of the shell; or {fix}"
             elif self._server.command and "closed" in reason:
                 fix = f"let the script serve until its input ends, as `mcp.run()` does; or {fix}"
-            path = "timeout_s" if isinstance(error, TimeoutError) else ""
             raise ServerError(
                 f"the MCP server {server} cannot be reached: {reason}. "
                 f"Fix: {f'raise `{path}`, or ' if path else ''}{fix}",

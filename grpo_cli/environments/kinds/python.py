@@ -22,6 +22,7 @@ from grpo_cli.user_code import Function, bindings, find_name, load_name, signatu
 
 _OWN = frozenset({"reset", "step", "reward", "get_reward", "gold", "close"})
 """Methods that are no tools."""
+_SCORES = ("reward", "get_reward")
 
 
 class PythonEnvironmentParams(EnvironmentParams):
@@ -84,6 +85,12 @@ class PythonEnvironmentParams(EnvironmentParams):
         """Return the arguments of `reset` that have no default."""
         return tuple(name for name in self._needed("reset") if name != "seed")
 
+    def gives_reward(self) -> bool:
+        """Return whether the class has a method that scores."""
+        node = find_name(self.path)
+        methods = _definitions(node) if isinstance(node, ast.ClassDef) else {}
+        return not methods.keys().isdisjoint(_SCORES)
+
     def _needed(self, method: str) -> list[str]:
         node = find_name(self.path)
         definition = _definitions(node).get(method) if isinstance(node, ast.ClassDef) else None
@@ -103,6 +110,11 @@ class PythonEnvironmentParams(EnvironmentParams):
     def open(self) -> EnvironmentSource:
         """Import the class, and look at an instance."""
         factory = load_name(self.path)
+        if not callable(factory):
+            source, _, name = self.path.rpartition(":")
+            kind = type(factory).__name__
+            fix = f"name its class, of which each episode has an instance: {source}:{kind}"
+            raise EpisodeError(f"`{name}` is an instance of {kind}. Fix: {fix}", "path")
         methods = _methods(factory) if inspect.isclass(factory) else None
         takes_text = methods is not None and "step" in methods
         return EnvironmentSource(
@@ -142,7 +154,7 @@ class PythonEnvironment(Environment):
 
     def reward(self) -> Reward | None:
         """Call `reward`, or TRL's `get_reward`."""
-        for name in ("reward", "get_reward"):
+        for name in _SCORES:
             if callable(method := getattr(self._instance, name, None)):
                 value: Reward | None = settle(method())
                 return value

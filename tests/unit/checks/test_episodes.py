@@ -17,6 +17,10 @@ def find(folder, text):
         "class Game:\n"
         "    def reset(self, seed: int) -> str:\n        return 'guess'\n"
         "    def step(self, text: str) -> tuple[str, bool]:\n        return 'no', True\n"
+        "class Shop:\n"
+        "    def reset(self, seed: int) -> str:\n        return 'pay'\n"
+        "    def pay(self) -> None:\n        self.paid = True\n"
+        "    def reward(self) -> float:\n        return float(self.paid)\n"
     )
     problems = check_recipe(write_recipe(folder, text), hardware=Hardware(gpus=0, cpus=2)).problems
     return {problem.path: problem for problem in problems}
@@ -41,6 +45,16 @@ def find(folder, text):
         (
             "environment: {kind: reasoning_gym}\nepisode: {max_turns: 2}\n",
             "environment.tries",
+            "warning",
+        ),
+        (
+            "tools: [{kind: python_code}]\nepisode: {max_turns: 1}\n",
+            "episode.max_turns",
+            "warning",
+        ),
+        (
+            f"rewards: [{{kind: tool_use}}]\n{GAME.replace('Game', 'Shop')}",
+            "environment",
             "warning",
         ),
     ],

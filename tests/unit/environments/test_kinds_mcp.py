@@ -29,6 +29,15 @@ def test_what_cannot_be_right_is_found_without_a_server(values, path, message):
     assert message in issue.seen
 
 
+@pytest.mark.parametrize(
+    ("run", "warnings"), [('transport="streamable-http"', 1), ('transport="stdio"', 0), ("", 0)]
+)
+def test_a_command_that_serves_http_is_found_without_starting_it(tmp_path, run, warnings):
+    (tmp_path / "server.py").write_text(f"mcp.run({run})\n")
+    issues = params(command=["python", str(tmp_path / "server.py")]).problems()
+    assert ["serves HTTP" in issue.seen for issue in issues] == [True] * warnings
+
+
 def test_a_missing_package_is_one_issue(monkeypatch):
     assert not params(command=["python", "-m", "server"]).problems()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)

@@ -102,6 +102,20 @@ class Pooled(Game):
         return super().reset(seed)
 
 
+class Till:
+    """Its reward needs a call that a model may leave out."""
+
+    def reset(self, seed):
+        return "Pay."
+
+    def pay(self):
+        """Pay."""
+        self.paid = True
+
+    def reward(self):
+        return float(self.paid)
+
+
 def find(owner, rows=ROWS):
     trial = Trial("environment", timeout_s=1.0)
     source = EnvironmentSource(lambda: PythonEnvironment(owner()))
@@ -126,6 +140,7 @@ def test_a_right_environment_gets_no_issue(owner):
         (Hanging, "error", "step() on an empty answer did not return within 1 s"),
         (Fragile, "warning", "step() on an empty answer raised KeyError: ''"),
         (Praising, "error", "reward() raised TypeError: reward() returned 'well played', not a number"),
+        (Till, "error", "reward() after an episode without a call raised AttributeError"),
         (Stuck, "error", "close() raised OSError: no such board"),
     ],
 )  # fmt: skip
