@@ -128,7 +128,11 @@ _OTHER_CONTENT = (
     (b"\x1f\x8b", "is packed by gzip", "give its name the ending .gz"),
     (b"PK\x03\x04", "is a zip archive or a spreadsheet", "unpack it, or save the table as CSV"),
     (b"version https://git-lfs", "is a Git LFS pointer, not the file itself", "git lfs pull"),
-    (b"<!DOCTYPE html", "is a web page", "download the file itself"),
+    (
+        b"<!doctype html",
+        "is a web page",
+        "download the file itself: /resolve/, not /blob/, on the hub",
+    ),
 )
 """How files begin that are often taken for another, what they are, and how to get the right one."""
 
@@ -137,7 +141,7 @@ def _recognize(file: RowFile, message: str, fix: str) -> tuple[str, str]:
     """Return the message and fix of a file that cannot be read; better ones if its beginning tells what it is."""
     with file.path.open("rb") as raw:
         start = raw.read(32)
-    found = (each[1:] for each in _OTHER_CONTENT if start.startswith(each[0]))
+    found = (each[1:] for each in _OTHER_CONTENT if start.lower().startswith(each[0].lower()))
     return next(found, (message, fix))
 
 
