@@ -1,6 +1,5 @@
 """What `grpo eval` measures, with which settings: worked out once, written down, read by every process."""
 
-import hashlib
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from grpo_cli.checks.sampling import choose_local_backend, read_vllm_version
 from grpo_cli.errors import SetupError, UsageError, check_choice, install_extra
 from grpo_cli.machine import is_on_cpu, read_hardware
 from grpo_cli.models.folder import is_adapter, read_present_base, refuse_sharded
+from grpo_cli.recipe.comparison import hash_code
 from grpo_cli.recipe.model import ModelConfig
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.runs.checkpoints import find_model, find_trained
@@ -137,7 +137,7 @@ def make_request(source: Path, overrides: list[str] | None, options: EvalOptions
         seed=recipe.seed if options.seed is None else options.seed,
         backend=backend,
         batch_size=options.batch_size or evaluation.batch_size,
-        code=_hash_code(recipe),
+        code=hash_code(recipe),
     )
     if backend == "vllm" and recipe.has_images and recipe.has_episodes:
         fix = "--backend transformers"
@@ -234,11 +234,3 @@ def _plain(name: str, path: str, like: ModelConfig) -> Subject:
     """Return another model, loaded with the settings of a known one."""
     model = like.model_copy(update={"path": path, "revision": None, "lora": None})
     return Subject(name=name, model=model)
-
-
-def _hash_code(recipe: Recipe) -> dict[str, str]:
-    parts = [*recipe.rewards, *recipe.tools, *recipe.environment]
-    # `/folder/file.py:function`
-    files = {str(each.model_dump().get("path")).rpartition(":")[0] for each in parts}
-    paths = [Path(file) for file in sorted(files) if file.endswith(".py")]
-    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest()[:16] for path in paths}

@@ -10,7 +10,7 @@ from typing import Any
 from grpo_cli.checks.settings import read_setting
 from grpo_cli.errors import UsageError
 from grpo_cli.launch.plan import LaunchPlan
-from grpo_cli.recipe.comparison import Difference, list_differences
+from grpo_cli.recipe.comparison import Difference, hash_code, list_differences
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.runs.checkpoints import check_resumable, rewind, whole_checkpoints
 from grpo_cli.runs.files import write_json
@@ -113,6 +113,12 @@ def list_changes(
     processes = run.read_plan().get("num_processes", plan.num_processes)
     if processes != plan.num_processes:
         changed.append(Difference("processes", processes, plan.num_processes))
+    before, now = run.read_manifest().get("code") or {}, hash_code(recipe)
+    changed += [
+        Difference(f"the code in {file}", before[file], now[file])
+        for file in sorted(before.keys() & now.keys())
+        if before[file] != now[file]
+    ]
     refused = [f"  {each}" for each in changed if not each.path.startswith(_FREE)]
     if refused and not force:
         changes = "\n".join(refused)
@@ -193,5 +199,6 @@ def _open_attempt(
     attempt.mkdir(parents=True)
     run.completions.mkdir(exist_ok=True)
     write_json(attempt / run.manifest.name, dict(origin))
+    write_json(run.manifest, {**run.read_manifest(), "code": hash_code(recipe)})
     run.write_recipe(recipe)
     run.write_plan(plan.as_json())

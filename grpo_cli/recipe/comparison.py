@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 from pydantic import BaseModel
@@ -139,6 +139,15 @@ def fingerprint_settings(recipe: Recipe) -> dict[str, str]:
         if _counts(path):
             sections.setdefault(_section(path), {})[path] = _without_folder(path, value)
     return {section: _hash(values) for section, values in sections.items()}
+
+
+def hash_code(recipe: Recipe) -> dict[str, str]:
+    """Return the files of rewards, tools and environments, each with a short hash."""
+    parts = [*recipe.rewards, *recipe.tools, *recipe.environment]
+    # `/folder/file.py:function`
+    files = {str(each.model_dump().get("path")).rpartition(":")[0] for each in parts}
+    paths = [Path(file) for file in sorted(files) if file.endswith(".py")]
+    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest()[:16] for path in paths}
 
 
 def _counts(path: str) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from grpo_cli.errors import UsageError
-from grpo_cli.runs.files import parse_json, read_object, read_tensors_header
+from grpo_cli.runs.files import parse_json, read_object, read_tensors_header, write_json
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.metrics import DURING
 
@@ -19,6 +19,8 @@ STAGING = ".saving"
 STATE = "trainer_state.json"
 REFERENCE = "reference_model.pt"
 """Weights of the reference model, if training changes it."""
+_KEPT = "kept.json"
+"""How many bytes of each log were kept by `rewind`."""
 _OPTIMIZERS = ("optimizer.pt", "optimizer.bin", "optimizer_0", "latest")
 """Of one process, of FSDP whole and in shards, of DeepSpeed."""
 
@@ -149,7 +151,8 @@ def _list_checkpoints(run: RunFolder) -> str:
 def rewind(run: RunFolder, step: int) -> None:
     """Take a run back to a checkpoint, or to its beginning, so that what follows continues from there.
 
-    Nothing is deleted: what the last attempt did after the step moves to `undone/` in its logs.
+    Nothing is deleted: what the last attempt did after the step moves to `undone/` in its logs, beside a copy of
+    what the next attempt replaces, so that `restore` can bring it back.
 
     Args:
         step: The checkpoint's step; 0 if the run has no checkpoint.
@@ -164,7 +167,12 @@ def rewind(run: RunFolder, step: int) -> None:
         # What a killed process was writing.
         shutil.rmtree(run.checkpoints / STAGING, ignore_errors=True)
         later += [path for number, path in whole_checkpoints(run).items() if number > step]
-    logs = [run.metrics, *sorted(run.completions.glob("*.jsonl"))]
+    for path in (run.status, run.resolved, run.manifest, run.plan, run.resumption):
+        if path.is_file():
+            copy = undone / path.relative_to(run.path)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, copy)
+    logs = _logs(run)
     if step or run.warmup.is_dir():
         for log in logs:
             _cut(log, step, undone / log.relative_to(run.path))
@@ -176,14 +184,38 @@ def rewind(run: RunFolder, step: int) -> None:
     if not step:
         run.resumption.unlink(missing_ok=True)
     _move(later, run.path, undone)
+    write_json(
+        undone / _KEPT, {str(log.relative_to(run.path)): log.stat().st_size for log in _logs(run)}
+    )
     for path in (run.stop_request, *run.worker_pids().values()):
         path.unlink(missing_ok=True)
 
 
+def restore(run: RunFolder) -> None:
+    """Undo the `rewind` to a checkpoint with which the newest attempt began; its own logs stay."""
+    undone = run.attempt(run.attempts - 1) / "undone"
+    kept = read_object(undone / _KEPT)
+    (undone / _KEPT).unlink()
+    for log in _logs(run):
+        os.truncate(log, kept.get(str(log.relative_to(run.path)), 0))
+    run.resumption.unlink(missing_ok=True)
+    for path in [path for path in undone.rglob("*") if path.is_file()]:
+        target = run.path / path.relative_to(undone)
+        if target in _logs(run):
+            with target.open("ab") as end:
+                end.write(path.read_bytes())
+        else:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.move(path, target)
+    shutil.rmtree(undone)
+
+
+def _logs(run: RunFolder) -> list[Path]:
+    return [log for log in (run.metrics, *sorted(run.completions.glob("*.jsonl"))) if log.is_file()]
+
+
 def _cut(log: Path, step: int, undone: Path) -> None:
     """Move the records after a step, which are the end of the log, to another file."""
-    if not log.is_file():
-        return
     with log.open("rb") as lines:
         kept = 0
         for line in lines:

@@ -27,6 +27,7 @@ from grpo_cli.launch.server_process import check_server
 from grpo_cli.machine import is_on_cpu, read_hardware
 from grpo_cli.models.source import model_folder_or_id
 from grpo_cli.models.vllm_engine import adapter_rank
+from grpo_cli.recipe.comparison import hash_code
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.rewards.kinds.python import PythonParams
 from grpo_cli.runs.files import write_json
@@ -105,7 +106,7 @@ def prepare(
     plan_for = partial(
         plan_launch, recipe, hardware=hardware, location=find_server_location(recipe)
     )
-    origin = describe_origin(sys.argv, path, recipe.seed)
+    origin = describe_origin(sys.argv, path, recipe.seed) | {"code": hash_code(recipe)}
     as_run = partial(PreparedRun, recipe=recipe, origin=origin, place=checked.loaded.place)
     resuming = _Resuming(recipe, resume, as_run, reporter)
     if resume.run_id is not None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from grpo_cli.errors import ExitCode, GrpoError
+from grpo_cli.errors import ExitCode, GrpoError, RunError
 from grpo_cli.issues import Issue
 from grpo_cli.launch.resume import begin_attempt
 from grpo_cli.launch.supervisor import Outcome, supervise
@@ -22,7 +22,9 @@ from grpo_cli.recipe.episode import EpisodeConfig
 from grpo_cli.report.live import ProgressView
 from grpo_cli.report.page import write_report
 from grpo_cli.report.summary import RunReport
+from grpo_cli.runs.checkpoints import restore
 from grpo_cli.runs.folder import RunFolder
+from grpo_cli.runs.status import State, Status, StatusFile
 from grpo_cli.runs.trackers import read_trackers
 from grpo_cli.workflows.prepare import PreparedRun
 from grpo_cli.workflows.reporter import Reporter
@@ -59,10 +61,13 @@ def train(prepared: PreparedRun, reporter: Reporter, *, probe: bool) -> tuple[Ru
         return RunReport(folder), ExitCode.OK
     try:
         with folder.lock():
+            before = StatusFile(folder.status).read().state
             if prepared.resumption or prepared.anew:
                 recipe, plan, origin = prepared.recipe, prepared.plan, prepared.origin
                 begin_attempt(folder, prepared.resumption, recipe, plan, origin)
             outcome = _supervise(prepared, reporter, probe=probe)
+            if outcome.status.state in ("failed", "stopped"):
+                _restore_unless_trained(prepared, before, outcome.status, reporter)
             finish(folder, reporter)
     except RefusedError:
         shutil.rmtree(folder.path, ignore_errors=True)
@@ -71,6 +76,26 @@ def train(prepared: PreparedRun, reporter: Reporter, *, probe: bool) -> tuple[Ru
             folder.path.parent.parent.rmdir()
         raise
     return RunReport(folder), _exit_code(outcome)
+
+
+def _restore_unless_trained(
+    prepared: PreparedRun, before: State, ended: Status, reporter: Reporter
+) -> None:
+    """Take a run back to before a resume that did no step; raise `RunError` if a completed run's failed."""
+    folder, resumption = prepared.folder, prepared.resumption
+    if resumption is None or ended.step > resumption.step:
+        return
+    restore(folder)
+    if before != "completed":
+        changes = {"state": ended.state, "reason": ended.reason, "traceback": ended.traceback}
+        StatusFile(folder.status).update(**changes)
+        return
+    text = (
+        f"{ended.reason}. The run is as it was, completed; the log of this attempt is {folder.log}"
+    )
+    if ended.state == "failed":
+        raise RunError(text)
+    reporter.say(text, "warning")
 
 
 def _exit_code(outcome: Outcome) -> int:

@@ -250,7 +250,7 @@ def test_a_checkpoint_that_lacks_what_has_changed_is_refused(tmp_path, chat_mode
         .replace("{}", "collections.deque()")
         .replace("import os", "import collections")
     )
-    assert "holds objects of other classes" in workshop.grpo(*flags).stderr
+    assert "holds objects of other classes" in workshop.grpo(*flags, "--force").stderr
     own.write_text(STATEFUL)
     # As a checkpoint of an earlier version.
     (checkpoint / "process_0.pt").unlink()

@@ -8,7 +8,9 @@ from grpo_cli.errors import UsageError
 from grpo_cli.launch.plan import plan_launch
 from grpo_cli.launch.resume import list_changes
 from grpo_cli.machine import Hardware
+from grpo_cli.recipe.comparison import hash_code
 from grpo_cli.recipe.loading import load_recipe
+from grpo_cli.runs.files import write_json
 from grpo_cli.runs.folder import RunFolder
 from tests.recipe_texts import GOOD, write_recipe
 
@@ -38,6 +40,22 @@ def test_a_requeued_job_finds_its_server_on_another_node(change):
         "generation.vllm.base_url",
         "generation.vllm.group_port",
     ]
+
+
+def test_other_code_is_another_training(tmp_path):
+    code = tmp_path / "rw.py"
+    code.write_text("def score(completions, **kwargs):\n    return [0.0] * len(completions)\n")
+    text = GOOD.replace("kind: math, answer: answer", f"kind: python, path: '{code}:score'")
+    path = write_recipe(tmp_path, text)
+    run, recipe = RunFolder(tmp_path), load_recipe(path)
+    run.write_recipe(recipe)
+    write_json(run.manifest, {"code": hash_code(recipe)})
+    plan = plan_launch(recipe, Path("RUN"), Hardware(gpus=1, cpus=4))
+    assert list_changes(run, recipe, plan, force=False) == []
+    code.write_text(code.read_text().replace("0.0", "1.0"))
+    with pytest.raises(UsageError, match=r"the code in .*rw\.py: "):
+        list_changes(run, recipe, plan, force=False)
+    assert len(list_changes(run, recipe, plan, force=True)) == 1
 
 
 def test_another_training_is_refused(change):

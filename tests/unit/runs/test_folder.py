@@ -5,7 +5,7 @@ import pytest
 
 from grpo_cli.errors import UsageError
 from grpo_cli.recipe.loading import load_recipe
-from grpo_cli.runs.checkpoints import STAGING, STATE, rewind, whole_checkpoints
+from grpo_cli.runs.checkpoints import STAGING, STATE, restore, rewind, whole_checkpoints
 from grpo_cli.runs.folder import (
     RunFolder,
     create_named_run,
@@ -149,6 +149,30 @@ def test_machine_0_alone_moves_checkpoints(tmp_path):
     assert not (first.checkpoints / STAGING).is_dir()
     assert list(whole_checkpoints(second)) == [1]
     assert (first.attempt(1) / "undone" / "checkpoints" / "checkpoint-2").is_dir()
+
+
+def test_a_resume_without_a_step_can_be_undone(tmp_path):
+    run, _ = machines(tmp_path)
+    files = {run.status: "old", run.model / "config.json": "{}", run.report: "page"}
+    files |= {
+        run.metrics: '{"step": 1}\n{"step": 2}\n',
+        run.checkpoints / "checkpoint-2" / STATE: "{}",
+    }
+    for path, text in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    rewind(run, 1)
+    run.attempt(2).mkdir(parents=True)
+    assert run.metrics.read_text() == '{"step": 1}\n'
+    assert not run.model.exists()
+    for path in (run.status, run.resumption):
+        path.write_text("of the next attempt")
+    with run.metrics.open("a") as log:
+        log.write('{"event": "resume"}\n')
+    restore(run)
+    assert {path: path.read_text() for path in files} == files
+    assert not run.resumption.exists()
+    assert not (run.attempt(1) / "undone").exists()
 
 
 def test_the_next_attempt_does_not_inherit_a_report(tmp_path):
