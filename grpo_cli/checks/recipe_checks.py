@@ -28,7 +28,7 @@ from grpo_cli.checks.evaluation import (
 )
 from grpo_cli.checks.images import check_images
 from grpo_cli.checks.sampling import check_async, check_overlap, check_vllm, settle_backend
-from grpo_cli.checks.settings import MOST_HELD_OUT, check_effects, check_texts
+from grpo_cli.checks.settings import MOST_HELD_OUT, check_effects, check_texts, check_to_do
 from grpo_cli.data.mixing import place_issues
 from grpo_cli.data.prompts import resolve_style
 from grpo_cli.data.rows import suggest
@@ -128,6 +128,7 @@ def check_recipe(
     loaded = settle_dtype(load_tree(path, overrides))
     loaded, notes = settle_backend(loaded, hardware, environment=environment)
     problems, recipe = [*notes, *check_texts(loaded.tree)], loaded.recipe
+    problems += check_to_do(loaded.tree, loaded.text)
     params = check_rewards(loaded, problems)
     kinds = check_kinds(loaded, problems)
     seen = check_data(loaded, params, kinds, problems)

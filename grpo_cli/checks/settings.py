@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from grpo_cli.data.sources import has_eval
-from grpo_cli.issues import Issue, Level
+from grpo_cli.issues import Issue, Level, Location
 from grpo_cli.models.source import read_config
-from grpo_cli.recipe.explanation import Path, dotted
+from grpo_cli.recipe.explanation import Path, dotted, split_path
 from grpo_cli.recipe.generation import VllmConfig
 from grpo_cli.recipe.grpo_fields import home_of, key_in_home, read_grpo_fields
 from grpo_cli.recipe.launch import SHARED_WEIGHTS
@@ -47,6 +47,8 @@ r"""Two characters that mean a line break in double quotes; not the beginning of
 
 _ESCAPED = re.compile(r"[\b\f]|\t(?=ext|imes|heta|frac)|\r(?=ight|ho)")
 r"""What YAML makes of `\b`, of `\boxed`, `\frac` and `\text` in double quotes."""
+
+_TO_DO = re.compile(r" *# TO DO: ([\w.]+): ")
 
 _SIGNS = {"\b": r"\b", "\f": r"\f", "\t": r"\t", "\r": r"\r"}
 
@@ -330,6 +332,18 @@ def _check_beyond_the_end(recipe: Recipe, steps: int) -> Iterator[Issue]:
         )
         fix = f"set `warmup_steps: {max(steps // 10, 1)}`, or a fraction of the steps such as 0.1"
         yield Issue(seen, fix, "training.warmup_steps", level="warning")
+
+
+def check_to_do(tree: Node, text: str) -> Iterator[Issue]:
+    """Find lines of `grpo convert` that say what a person has to write, and keys that are not written yet."""
+    for number, line in enumerate(text.splitlines(), 1):
+        if (left := _TO_DO.match(line)) and tree.find(split_path(left[1])) is None:
+            seen = (
+                "is still to be written, as the comment `TO DO` says: training would run without it"
+            )
+            fix = "write it, or delete the comment"
+            place = Location(tree.location.source, number, line.index("#") + 1)
+            yield Issue(seen, fix, left[1], place)
 
 
 def check_texts(node: Node, path: Path = ()) -> Iterator[Issue]:

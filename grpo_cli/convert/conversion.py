@@ -186,12 +186,13 @@ def _check(
         file.flush()
         overrides = [f"{key}={_PLACEHOLDERS[key]}" for key in missing]
         checked = check_recipe(Path(file.name), overrides)
+    left = [key for key in report.to_do if find(report.recipe, key) is None]
     problems = tuple(
         replace(problem, location=replace(problem.location, source=str(output)) if output else None)
         if problem.location and problem.location.source == file.name
         else problem
         for problem in checked.problems
-        if not any(f"{problem.path}.".startswith(f"{key}.") for key in missing)
+        if not any(f"{problem.path}.".startswith(f"{key}.") for key in left)
     )
     return problems, checked.preview.columns if checked.preview else None
 

@@ -69,6 +69,19 @@ def take_rewards(
         unused = report.get("reward_weights")
         text += "" if unused is None else f". Their weights (`weight`) were {unused}"
         report.to_do.setdefault("rewards", text)
+    elif "rewards" not in report.to_do:
+        # Those of a script are named there, with their lines.
+        pairs = zip(rewards, weights, strict=True)
+        lost = [
+            (key, reward.note, weight) for (key, reward), weight in pairs if reward.entry is None
+        ]
+        for index, (place, note, weight) in enumerate(lost, len(report.recipe["rewards"])):
+            name = report.get(*place) if place else "a default"
+            share = "" if weight is None else f", weight: {weight}"
+            report.to_do[f"rewards.{index}"] = (
+                f"`{name}` of the config is missing ({note}); write a reward for it\n"
+                f"- {{kind: python, path: './FILE.py:{name}'{share}}}"
+            )
 
 
 def listed_rewards(report: KeyReport) -> list[str] | None:

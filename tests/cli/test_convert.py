@@ -63,6 +63,10 @@ def test_a_recipe_that_does_not_pass_check_is_written_all_the_same_and_ends_with
     assert "scores.py" in done.stderr
     assert "to do: dataset.prompt" in done.stderr
     (tmp_path / "scores.py").write_text("def right(completions):\n    return [1.0]\n")
+    assert (
+        "dataset.prompt: is still to be written" in grpo("check", "new.yaml", cwd=tmp_path).stderr
+    )
+    (tmp_path / "new.yaml").write_text((tmp_path / "new.yaml").read_text().replace("TO DO", ""))
     assert grpo("check", "new.yaml", cwd=tmp_path).returncode == 0
 
 
@@ -107,7 +111,9 @@ def test_a_script_becomes_a_recipe_and_lines_to_do(tmp_path):
     assert "to do: training.learning_rate: train.py:5 has `float('1e-5')`" in done.stderr
     recipe = yaml.safe_load((tmp_path / "new.yaml").read_text())
     assert recipe["rewards"] == [{"kind": "python", "path": "./train.py:right"}]
-    assert grpo("check", "new.yaml", cwd=tmp_path).returncode == 0
+    assert grpo("check", "new.yaml", cwd=tmp_path).returncode == 2
+    flags = ["--set", "training.learning_rate=1e-5"]
+    assert grpo("check", "new.yaml", *flags, cwd=tmp_path).returncode == 0
 
 
 def test_a_dataset_without_prompts_is_a_line_to_do(tmp_path):

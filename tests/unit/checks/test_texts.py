@@ -2,7 +2,7 @@
 
 import pytest
 
-from grpo_cli.checks.settings import check_texts
+from grpo_cli.checks.settings import check_texts, check_to_do
 from grpo_cli.recipe.yaml_tree import read_text
 
 
@@ -25,3 +25,12 @@ from grpo_cli.recipe.yaml_tree import read_text
 def test_texts_that_yaml_reads_otherwise_are_found(text, seen):
     found = [each.seen for each in check_texts(read_text(text, "recipe.yaml"))]
     assert [seen in each for each in found] == [True] * bool(seen)
+
+
+def test_what_convert_left_to_do_is_an_error_until_it_is_written():
+    text = (
+        "training:\n  max_steps: 2\n  # TO DO: training.learning_rate: train.py:3 has `args.lr`\n"
+    )
+    for written, places in ((text, ["recipe.yaml:3:3"]), (f"{text}  learning_rate: 1e-5\n", [])):
+        issues = check_to_do(read_text(written, "recipe.yaml"), written)
+        assert [str(each.location) for each in issues] == places

@@ -118,6 +118,13 @@ def test_weights_of_rewards_that_are_left_to_do_are_kept_in_the_text():
     assert "[1.0, 0.2]" in reasons(report)["reward_weights"]
 
 
+def test_a_reward_that_is_unknown_is_left_to_do_with_its_weight():
+    report = convert("reward_funcs: [think_format_reward, mine]\nreward_weights: [1.0, 0.5]\n")
+    assert len(find(report.recipe, "rewards")) == 1
+    assert "`mine`" in report.to_do["rewards.1"]
+    assert "weight: 0.5" in report.to_do["rewards.1"]
+
+
 def test_the_best_checkpoint_is_told_by_the_metric_of_the_tool():
     report = take("load_best_model_at_end: true\neval_strategy: epoch")
     assert find(report.recipe, "training.metric_for_best_model") == "loss"
