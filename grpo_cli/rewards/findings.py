@@ -1,5 +1,6 @@
 """What is wrong with rewards, as their scores of made-up answers show."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import mean, median
 from typing import TYPE_CHECKING, Any
@@ -24,11 +25,14 @@ MOST_OUTWEIGHED = 10
 """Times that another reward may change the total as much as a right answer does."""
 FEWEST_ROWS = 3
 """Rows on which it must count as right to be an error: one or two may be chance."""
+GOLD_COLUMNS = frozenset("answer final_answer ground_truth gold label solution target".split())
+"""Columns that hold the right answer, as their names say."""
 FEWEST_GOLDS = 8
 """Rows that it takes to say that all golds are the same."""
 _VALUES = 4
 """Values shown of a column."""
 _CLOSE = 1e-9
+_SHOWN = {"wrong": "a wrong answer", "empty": "an empty answer"}
 
 
 def check_rows(table: "Table") -> Iterator[Issue]:
@@ -178,6 +182,7 @@ def check_scores(table: "Table", scored: "Mapping[str, Scores]") -> Iterator[Iss
             path="rewards",
             level="note",
         )
+        yield from _check_columns(table, scored)
     else:
         yield from check_gold(table, gold)
         for name, each in scored.items():
@@ -212,10 +217,29 @@ def check_gold(table: "Table", gold: "Scores") -> Iterator[Issue]:
             )
 
 
+def _check_columns(table: "Table", scored: "Mapping[str, Scores]") -> Iterator[Issue]:
+    """Find answers without content that get more than the right ones that a column seems to hold."""
+    totals = {name: mean(map(table.total, each.values())) for name, each in scored.items() if each}
+    columns = [f"column {name}" for name in GOLD_COLUMNS if f"column {name}" in totals]
+    for column in columns[:1]:
+        best = max(
+            ("empty", "tags alone", "repetition"), key=lambda name: totals.get(name, -math.inf)
+        )
+        if totals[best] > max(totals[name] for name in columns) + _CLOSE:
+            yield Issue(
+                f"{_SHOWN.get(best, best)} gets {totals[best]:.3g} in total, and what the {column} holds "
+                f"{totals[column]:.3g} in the best of the forms tried",
+                "compare with the column as it is (text or number, spaces, units), or score a right answer in "
+                "the form that you ask for: grpo rewards test --answer '…'",
+                path="rewards",
+                level="warning",
+            )
+
+
 def _check_degenerate(
     table: "Table", name: str, scores: "Scores", gold: "Scores"
 ) -> Iterator[Issue]:
-    shown = {"wrong": "a wrong answer", "empty": "an empty answer"}.get(name, name)
+    shown = _SHOWN.get(name, name)
     rows = [row for row in scores if row in gold]
     # Rewards without weight only measure.
     if rows and any(reward.weight for reward in table.rewards):

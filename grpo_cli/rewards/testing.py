@@ -272,12 +272,20 @@ def _render_answer(template: str, row: Mapping[str, Any]) -> str:
 
 
 def _column_answers(table: "Table", scored: Mapping[str, Scores]) -> Iterable[tuple[str, Answers]]:
-    """Yield answers from the columns that a reward's function names, if it scored all others the same."""
+    """Yield answers from the columns that a reward's function names, if it scored all others the same.
+
+    Columns that hold the right answer by their names are tried if no reward declares a gold.
+    """
     for index, reward in enumerate(table.rewards):
         values = {scores[index].value for each in scored.values() for scores in each.values()}
+        columns = [each for each in reward.params.named_columns() if each in table.columns]
         if len(values) > 1:
-            continue
-        for column in filter(table.columns.__contains__, reward.params.named_columns()):
+            columns = (
+                []
+                if "gold" in scored
+                else [each for each in columns if each in findings.GOLD_COLUMNS]
+            )
+        for column in columns:
             cells = {row: table.columns[column][row] for row in table.applying(index)}
             golds = {
                 row: str(cell) for row, cell in cells.items() if isinstance(cell, str | int | float)

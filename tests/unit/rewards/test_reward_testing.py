@@ -372,6 +372,15 @@ def test_a_function_that_names_a_column_is_tried_on_what_the_column_holds(
     assert (answers.rewards, answers.example) == ({"f": 1.0}, "#### 100")
     trial = attempt("- {kind: math}\n- {kind: python, path: ./own.py:f}")
     assert trial.problems == ()
+    text = (tmp_path / "own.py").read_text().replace("a}'", "a}.'")
+    brief = (
+        "\ndef brief(completions): return [1 - len(c[0]['content']) / 200 for c in completions]\n"
+    )
+    (tmp_path / "never.py").write_text(text + brief)
+    trial = attempt(
+        "- {kind: python, path: ./never.py:f}\n- {kind: python, path: ./never.py:brief}"
+    )
+    assert any("an empty answer gets 1 in total" in each for each in found(trial, "warning"))
     (tmp_path / "flat.py").write_text(f"def f({signature}):\n    return [0.5] * len(completions)\n")
     trial = attempt("- {kind: python, path: ./flat.py:f}")
     assert "same score (0.5)" in found(trial, "warning")[0]
