@@ -66,9 +66,12 @@ def proportion_interval(rates: Sequence[float], size: int) -> Interval:
     Source: Wilson 1927; Korn and Graubard 1998 (Survey Methodology 24), effective sample size.
     """
     clusters, mean = len(rates), fmean(rates)
-    variance = variance_of_mean(rates)
-    effective = mean * (1 - mean) / variance if variance > _FLAT else float(clusters)
-    count = min(max(effective, 1.0), float(clusters * size))
+    answers, variance = clusters * size, variance_of_mean(rates)
+    effective = float(clusters)
+    if variance > _FLAT:
+        # Both variances without bias: one answer in each cluster counts as one.
+        effective = mean * (1 - mean) * answers / (answers - 1) / variance
+    count = min(max(effective, 1.0), float(answers))
     scale = 1 + _Z**2 / count
     middle = (mean + _Z**2 / (2 * count)) / scale
     half = _Z / scale * math.sqrt(mean * (1 - mean) / count + _Z**2 / (4 * count**2))
@@ -84,8 +87,10 @@ def variance_of_mean(values: Sequence[float]) -> float:
     return sum((value - mean) ** 2 for value in values) / (len(values) - 1) / len(values)
 
 
-def mean_interval(means: Sequence[float], seed: int = 0) -> Interval:
+def mean_interval(means: Sequence[float]) -> Interval:
     """Return the 95 % bootstrap interval of a mean over clusters, such as the mean of each prompt's completions.
+
+    The same means always have the same interval.
 
     Source: Efron and Tibshirani 1993, chapter 13 (percentile interval), clusters resampled whole.
     """
@@ -97,7 +102,7 @@ def mean_interval(means: Sequence[float], seed: int = 0) -> Interval:
     import numpy
 
     values = numpy.asarray(means, dtype=numpy.float64)
-    generator = numpy.random.default_rng(seed)
+    generator = numpy.random.default_rng(0)
     resampled = numpy.empty(RESAMPLES)
     block = max(_BLOCK // len(values), 1)
     for start in range(0, RESAMPLES, block):

@@ -49,7 +49,7 @@ class Measurement:
     @cached_property
     def metrics(self) -> dict[str, Metric]:
         """The mean of each metric with its 95 % interval."""
-        return summarize(self.values, self.size, self.run.recipe.seed)
+        return summarize(self.values, self.size)
 
     def settings(self) -> dict[str, Any]:
         """Return what may explain a difference besides the models."""
@@ -166,7 +166,7 @@ def _change(before: Measurement | str, after: Measurement | str) -> dict[str, Me
     # A run that was forced to resume with other rows has measured other prompts.
     if isinstance(before, str) or isinstance(after, str) or before.prompts != after.prompts:
         return {}
-    return compare(before.values, after.values, after.run.recipe.seed)
+    return compare(before.values, after.values)
 
 
 def _from_summary(summary: Mapping[str, Any]) -> dict[str, Metric]:
@@ -245,7 +245,7 @@ def compare_held_out(
     }
     differences = {
         metric: difference
-        for metric, difference in compare(base.values, aligned, recipes[0].seed).items()
+        for metric, difference in compare(base.values, aligned).items()
         if scored_alike(metric, *recipes)
     }
     primary = sort_names(differences)[0]

@@ -212,12 +212,12 @@ def _powers(size: int) -> list[int]:
     return sorted({*powers, size} - {0, 1})
 
 
-def summarize(values: Mapping[str, PerPrompt], size: int, seed: int) -> dict[str, Metric]:
+def summarize(values: Mapping[str, PerPrompt], size: int) -> dict[str, Metric]:
     """Return the mean of each metric over prompts."""
-    return {name: _mean(name, list(rows.values()), size, seed) for name, rows in values.items()}
+    return {name: _mean(name, list(rows.values()), size) for name, rows in values.items()}
 
 
-def _mean(name: str, values: list[float], size: int, seed: int) -> Metric:
+def _mean(name: str, values: list[float], size: int) -> Metric:
     if not values:
         return Metric(None, None, None, 0, _NO_PROMPT)
     # Such as the mean of 0/1 scores.
@@ -226,26 +226,24 @@ def _mean(name: str, values: list[float], size: int, seed: int) -> Metric:
     )
     if name.startswith(_SHARES) or shares:
         return _metric(fmean(values), proportion_interval(values, size), len(values))
-    return _metric(fmean(values), mean_interval(values, seed), len(values))
+    return _metric(fmean(values), mean_interval(values), len(values))
 
 
 def _metric(value: float, interval: Interval, prompts: int) -> Metric:
     return Metric(value, interval.low, interval.high, prompts, interval.reason)
 
 
-def compare(
-    before: Mapping[str, PerPrompt], after: Mapping[str, PerPrompt], seed: int
-) -> dict[str, Metric]:
+def compare(before: Mapping[str, PerPrompt], after: Mapping[str, PerPrompt]) -> dict[str, Metric]:
     """Return the paired difference `after - before` of each metric that both have, over the same prompts."""
-    return {name: _compare(before[name], after[name], seed) for name in before if name in after}
+    return {name: _compare(before[name], after[name]) for name in before if name in after}
 
 
-def _compare(before: PerPrompt, after: PerPrompt, seed: int) -> Metric:
+def _compare(before: PerPrompt, after: PerPrompt) -> Metric:
     rows = sorted(before.keys() & after.keys())
     if not rows:
         return Metric(None, None, None, 0, _NO_PROMPT)
     then, now = [before[row] for row in rows], [after[row] for row in rows]
-    interval = mean_interval([after[row] - before[row] for row in rows], seed)
+    interval = mean_interval([after[row] - before[row] for row in rows])
     return _metric(fmean(now) - fmean(then), interval, len(rows))
 
 

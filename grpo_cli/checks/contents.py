@@ -18,6 +18,7 @@ from grpo_cli.checks.columns import (
 )
 from grpo_cli.checks.images import find_unused_images, look_at_images
 from grpo_cli.checks.rows import (
+    check_braces,
     check_empty,
     check_files,
     check_fixed,
@@ -357,18 +358,17 @@ def _check_prompt(dataset: Any, columns: frozenset[str], split: str) -> Iterator
         path = f"dataset.prompt.{key}"
         marks = {MARK} if dataset.prompt.images else set()
         try:
-            missing = sorted(
-                template_columns(text, path) - known - (marks if key == "user" else set())
-            )
+            missing = template_columns(text, path) - known - (marks if key == "user" else set())
         except ProblemsError as error:
             yield from error.problems
             continue
-        for name in missing:
+        for name in sorted(missing):
             issue = missing_column(name, known, path, "the template names", split)
             fix = rename_fix(name, nearest(name, known), split)
-            yield replace(
-                issue, fix="images go into `dataset.prompt.user`" if name in marks else fix
-            )
+            fix = "images go into `dataset.prompt.user`" if name in marks else fix
+            yield replace(issue, fix=fix)
+        if key == "user":
+            yield from check_braces(text, known, path)
         for name in sorted(template_columns(text).intersection(dataset.prompt.images) - {MARK}):
             seen = f"`{{{{ {name} }}}}` writes where the image is stored into the prompt, not the image"
             yield Issue(seen, "write `{{ image }}` where it goes", path, level="warning")

@@ -92,7 +92,8 @@ def _print_verdict(converted: "Conversion") -> None:
     if converted.to == "trl":
         if not errors:
             command = f"trl grpo --config {converted.output or 'FILE'}"
-            console.print(marked("ok", f"run it with: {command}"))
+            how = "without what is listed above, it runs with" if converted.lost else "run it with"
+            console.print(marked("ok", f"{how}: {command}"))
     elif errors:
         problems = count_noun(errors, "problem")
         text = f"{problems} to fix before the recipe passes `grpo check` ({where})"

@@ -131,8 +131,16 @@ def _explain_usage(error: TyperException) -> int:
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "grpo"
     fix = f"see {command} --help"
+    option = re.match(r"No such option: --([\w-]+)", message)
+    if option and context and any(each.name == "set_" for each in context.command.params):
+        from grpo_cli.recipe.grpo_fields import find_setting
+
+        setting = find_setting(option[1].replace("-", "_"))
+        if setting is not None:
+            message, fix = message.partition(" (")[0], f"write --set {setting}=VALUE"
     for pattern, hint in _USAGE_FIXES.items():
         fix = match.expand(hint) if (match := re.search(pattern, message)) else fix
     if message:
-        stderr().print(f"error: {message.rstrip('.')}. Fix: {fix}", style="red")
+        stop = "" if message.endswith("?") else "."
+        stderr().print(f"error: {message.rstrip('.')}{stop} Fix: {fix}", style="red")
     return ExitCode.USAGE

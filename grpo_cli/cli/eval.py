@@ -69,9 +69,7 @@ def measure(
     limit: Annotated[int | None, typer.Option(min=1, help="Prompts to measure on.")] = None,
     samples: Annotated[int | None, typer.Option(min=1, help="Completions for each prompt.")] = None,
     temperature: Annotated[float | None, typer.Option(min=0.0, help="0 is greedy.")] = None,
-    seed: Annotated[
-        int | None, typer.Option(min=0, help="Of sampling and of the bootstrap.")
-    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Of sampling.")] = None,
     backend: Annotated[
         str,
         typer.Option(help="transformers, vllm, or auto: vllm on GPUs if training samples with it."),
@@ -275,9 +273,9 @@ def _with_error(score: Mapping[str, Any]) -> Text:
 
 def _print_comparison(compared: Mapping[str, Any]) -> None:
     console = output.stdout()
-    console.print(f"before  {compared['before']}")
-    console.print(f"after   {compared['after']}")
-    table = output.number_table("", ["difference"])
+    console.print(f"first   {compared['before']}")
+    console.print(f"second  {compared['after']}")
+    table = output.number_table("", ["second − first"])
     for name, metric in compared["differences"].items():
         table.add_row(name, _cell(metric, "+"))
     console.print(table)

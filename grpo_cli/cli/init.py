@@ -12,7 +12,7 @@ def init(
         typer.Option(
             "--template",
             "-t",
-            help="quickstart, math, code, tools, environment, format, judge, length or problem.",
+            help="quickstart, math, code, tools, environment, images, format, judge, length or problem.",
         ),
     ] = "quickstart",
 ) -> None:

@@ -161,7 +161,7 @@ def _signal(probe: "Probe") -> Iterator[Table | Text]:
     yield table
     yield Text(
         f"{signal.prompts} prompts × {signal.completions // signal.prompts} completions; "
-        f"in {signal.frac_reward_zero_std:.0%} of groups all score the same, so no gradient"
+        f"{signal.frac_reward_zero_std:.0%} of groups have the same score throughout, which gives no gradient"
     )
     for rate in signal.pass_rates:
         yield Text(

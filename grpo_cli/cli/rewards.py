@@ -74,7 +74,10 @@ def _print_trial(trial: "RewardTestResult") -> None:
     console.print(table)
     console.print(f"\n{trial.rows} rows; means over the rows a reward applies to", style="dim")
     for name, form in trial.forms.items():
-        console.print(f"the gold of {name} is written as {form}", style="dim")
+        console.print(
+            f"right answers of {name} are written as `{form}`, with the gold of the row for GOLD",
+            style="dim",
+        )
     slow = [f"{name} {spent:.2g} s" for name, spent in trial.seconds.items() if spent >= 0.05]
     if slow:
         console.print(f"time for a completion: {', '.join(slow)}", style="dim")

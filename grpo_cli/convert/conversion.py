@@ -150,14 +150,19 @@ def _convert_to_recipe(source: Path, dialect: str | None, output: Path | None) -
 
 
 def _convert_to_trl(source: Path, _: str | None, output: Path | None) -> Conversion:
-    config = flatten_recipe(load_recipe(source), Path.cwd())
-    flat, missing = config.flat, []
+    recipe = load_recipe(source)
+    config = flatten_recipe(recipe, Path.cwd())
+    flat, missing, fix = config.flat, {}, "add it to the file"
+    if "model.path" in dict(config.lost):
+        missing["a model that it can load (`model_name_or_path`)"] = fix
     if not flat.keys() & {"datasets", "dataset_name"}:
-        missing.append("a dataset (`dataset_name`, or `datasets`)")
+        missing["a dataset (`dataset_name`, or `datasets`)"] = fix
+    elif recipe.dataset.parts[0].prompt.user is not None:
+        missing["a column `prompt`"] = "write rendered prompts into the dataset"
     if not flat.keys() & {"reward_funcs", "reward_model_name_or_path"}:
-        missing.append("a reward (`reward_funcs`)")
+        missing["a reward (`reward_funcs`)"] = fix
     problems = tuple(
-        Issue(f"TRL's script cannot do without {what}", "add it to the file") for what in missing
+        Issue(f"TRL's script cannot do without {what}", fix) for what, fix in missing.items()
     )
     text, lost = config.write(source.name), tuple(config.lost)
     return Conversion(source, "trl", text, config.flat, problems, output, lost=lost)

@@ -58,7 +58,9 @@ def extract_columns(
                 f"{show(column.regex)} finds nothing in `{column.from_}` of {len(left)} of {len(rows)} "
                 f"{names.split} rows; the first is {names(left[0])}: {show(first)}"
             )
-            fix = "correct the pattern, or drop such rows with on_no_match: drop"
+            fix = "correct the pattern"
+            if len(left) < len(rows):
+                fix += ", or drop such rows with on_no_match: drop"
             problems.append(Issue(message, fix, f"dataset.columns.{name}.regex"))
     if problems:
         raise RecipeError(problems)

@@ -52,9 +52,9 @@ class Measured:
         """Sampled in all."""
         return sum(each.tokens for group in self.groups for each in group)
 
-    def as_json(self, samples: int, seed: int) -> dict[str, Any]:
+    def as_json(self, samples: int) -> dict[str, Any]:
         """Return the subject's numbers as the result holds them."""
-        metrics = summarize(self.values, samples, seed)
+        metrics = summarize(self.values, samples)
         return {
             "prompts": len(self.groups),
             "completions": sum(map(len, self.groups)),
@@ -103,7 +103,7 @@ def finish(
     for name, each in measured.items():
         _check_complete(name, each, request.samples, data["rows"])
     differences = {
-        name: compare(measured[baseline].values, each.values, request.seed)
+        name: compare(measured[baseline].values, each.values)
         for name, each in measured.items()
         if baseline is not None and name != baseline
     }
@@ -123,7 +123,7 @@ def finish(
             subject.name: {
                 "model": subject.model.path,
                 "adapter": subject.adapter,
-                **measured[subject.name].as_json(request.samples, request.seed),
+                **measured[subject.name].as_json(request.samples),
             }
             for subject in request.subjects
         },
@@ -192,13 +192,12 @@ def _newest_result(run: RunFolder) -> Path:
     return max(finished)
 
 
-def compare_results(first: str, second: str, seed: int = 0) -> dict[str, Any]:
+def compare_results(first: str, second: str) -> dict[str, Any]:
     """Return the paired difference between the models of two results.
 
     Args:
         first: A result or its folder, with `:NAME` behind it if it holds several models.
         second: Another.
-        seed: Of the bootstrap.
 
     Raises:
         UsageError: They were not measured on the same prompts, or hold several models and none is named.
@@ -212,7 +211,7 @@ def compare_results(first: str, second: str, seed: int = 0) -> dict[str, Any]:
             f"the two were measured on different prompts ({len(prompts)} and {len(other_prompts)}, "
             f"{common} of them the same). Fix: measure both with the same recipe, --split and --limit"
         )
-    differences = compare(old.values, new.values, seed)
+    differences = compare(old.values, new.values)
     primary = result["primary"] if result["primary"] in differences else "reward"
     return {
         "schema_version": SCHEMA_VERSION,

@@ -277,8 +277,8 @@ def write_modelfile(request: ExportRequest, folder: Path) -> None:
     if system is not None:
         lines.append(_quote("SYSTEM", system))
     lines += [f'PARAMETER stop "{token}"' for token in tokenizer.convert_ids_to_tokens(stops)]
-    # As in training: by default Ollama truncates the distribution and penalises repetition.
-    temperature = request.recipe.generation.temperature
+    # As it was measured: by default Ollama truncates the distribution and penalises repetition.
+    temperature = request.recipe.evaluation.temperature
     plain = {"temperature": temperature, "top_k": 0, "top_p": 1, "repeat_penalty": 1}
     lines += [f"PARAMETER {name} {value:g}" for name, value in plain.items()]
     write_text(folder / "Modelfile", "\n".join(lines) + "\n")

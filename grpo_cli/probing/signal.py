@@ -284,7 +284,7 @@ def read_episodes(scored: Sequence[ScoredCompletion]) -> dict[str, Metric]:
     """Return the metrics of episodes, by the names of `EPISODE_METRICS`."""
     groups = group_by_row(scored)
     values = per_prompt(groups, {})
-    return summarize({name: values[name] for name in EPISODE_METRICS}, len(groups[0]), seed=0)
+    return summarize({name: values[name] for name in EPISODE_METRICS}, len(groups[0]))
 
 
 def judge_episodes(episodes: Mapping[str, Metric], config: EpisodeConfig) -> Iterator[Issue]:

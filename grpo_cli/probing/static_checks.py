@@ -38,6 +38,7 @@ from grpo_cli.rewards.building import right_answers
 from grpo_cli.rewards.contract import text_of
 from grpo_cli.rewards.findings import unmet_condition
 from grpo_cli.rewards.scoring import Condition
+from grpo_cli.units import count_noun
 
 if TYPE_CHECKING:
     from grpo_cli.probing.procedure import Session
@@ -147,7 +148,7 @@ def _check_rows(session: "Session") -> Iterator[Issue]:
     texts = dict(zip(train["row_id"], map(str, train["prompt"]), strict=True))
     distinct = len(set(texts.values()))
     if distinct <= len(texts) / 2:
-        seen = f"{len(texts)} rows have {distinct} different prompts"
+        seen = f"{len(texts)} rows have {count_noun(distinct, 'distinct prompt')}"
         fix = "leave out rows that are in the data twice, or name more columns in `dataset.prompt.user`"
         why = "training would ask the same again and again"
         yield Issue(seen, fix, "dataset", level="warning", subject=subject, why=why)

@@ -308,6 +308,12 @@ def key_in_home(name: str) -> str:
     return f"{home_of(name)}.{name.removeprefix('vllm_')}"
 
 
+def find_setting(name: str) -> str | None:
+    """Return the dotted recipe key of a `GRPOConfig` field, by an earlier name too; None if there is none."""
+    name = RENAMED.get(name, name)
+    return key_in_home(name) if name in read_grpo_fields() and home_of(name) else None
+
+
 def fields_in(home: Home) -> dict[str, UpstreamField]:
     """Return the keys that a section takes for fields of `GRPOConfig` or `LoraConfig`, and the fields."""
     if home == "model.lora":

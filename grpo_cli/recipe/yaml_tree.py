@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from grpo_cli.errors import recipe_error
+from grpo_cli.errors import recipe_error, sort_by_likeness
 from grpo_cli.issues import Location
 
 _INTEGER = re.compile(r"[-+]?[0-9][0-9_]*|0x[0-9a-fA-F]+|0o[0-7]+")
@@ -28,6 +28,7 @@ _PLAIN_TAGS = frozenset(
 )
 _LOOKALIKES = {"\u00a0": "no-break space", "\u2013": "dash (–)", "\u2014": "dash (—)"}
 """Characters that word processors and web pages use instead of a space or a hyphen."""
+_DATA_SUFFIXES = frozenset({".jsonl", ".csv", ".tsv", ".parquet", ".arrow"})
 _SYNTAX_FIXES = (
     (
         "cannot start any token",
@@ -131,8 +132,11 @@ def read_source(path: Path) -> str:
     """Return the text of a YAML file.
 
     Raises:
-        RecipeError: The file is missing, or not UTF-8.
+        RecipeError: The file is missing, not UTF-8, or holds data.
     """
+    if path.suffix in _DATA_SUFFIXES and path.is_file():
+        fix = "name it as `train` of a recipe's `dataset` (`kind: files`); `grpo init` writes a recipe"
+        raise recipe_error("is a file of data, not YAML", fix, location=Location(str(path)))
     try:
         data = path.read_bytes()
         text = data.decode("utf-8-sig")
@@ -267,8 +271,9 @@ def _missing_fix(path: Path) -> str:
         return "name a file, not a folder"
     if not path.parent.is_dir():
         return f"check the path: there is no folder {path.parent}"
-    beside = sorted(
-        other.name for other in path.parent.iterdir() if other.suffix in {".yaml", ".yml"}
+    beside = sort_by_likeness(
+        path.name,
+        (other.name for other in path.parent.iterdir() if other.suffix in {".yaml", ".yml"}),
     )
     if not beside:
         return "check the path, or write a recipe with `grpo init`"

@@ -159,7 +159,8 @@ def _tell_problems(run: RunReport) -> str:
     # What ended a run, or what was lost, is in the sentence already.
     if run.life.state in _BROKEN or _lost(run) or not run.series:
         return ""
-    return f"no problems found{'' if run.is_over else ' so far'} ({run.diagnosis.coverage})"
+    verdict = run.diagnosis.clean_verdict
+    return verdict if run.is_over else verdict.replace(" (", " so far (", 1)
 
 
 def _tone(run: RunReport) -> Tone:

@@ -14,9 +14,11 @@ if TYPE_CHECKING:
 
 MOST_UNREADABLE = 0.01
 """Share of golds that may be unreadable before it is an error."""
-FEW_HACKED, MOST_HACKED = 0.1, 0.2
+FEW_ODD = 0.1
+"""Share of rows whose golds may be too long, or differ for the same prompt, before it is a warning."""
+FEW_HACKED, MOST_HACKED = 0.15, 0.2
 """Shares of rows on which an answer that deserves nothing counts as right: beyond the first it is a
-warning (sums such as `0 + 5` contain their answers), beyond the second an error."""
+warning (one in ten sums of digits, such as `0 + 5`, ends with its answer), beyond the second an error."""
 LONGEST_GOLD = 60
 """Characters that half of the golds may pass before they look like whole solutions."""
 MOST_UNCOVERED = 0.5
@@ -115,7 +117,7 @@ def check_gold_fits(table: "Table", encode: "Encode | None", limit: int) -> Iter
         params = table.rewards[index].params
         lengths = {row: len(encode(gold)) for row, gold in table.golds(index).items() if encode}
         over = [row for row, length in lengths.items() if length > limit]
-        if params.repeats_gold and len(over) > FEW_HACKED * len(lengths):
+        if params.repeats_gold and len(over) > FEW_ODD * len(lengths):
             column = (params.gold_source() or ("", "answer"))[1]
             yield Issue(
                 f"in {_count(len(over), len(lengths))} the gold has more tokens than `max_completion_length: "
@@ -139,7 +141,7 @@ def _check_same_prompts(table: "Table", index: int) -> Iterator[Issue]:
             rows_of.setdefault(str(prompt), []).append(row)
     groups = [rows for rows in rows_of.values() if len({golds[row] for row in rows}) > 1]
     total = sum(map(len, groups))
-    if total > FEW_HACKED * len(golds):
+    if total > FEW_ODD * len(golds):
         first = groups[0][0]
         other = next(row for row in groups[0] if golds[row] != golds[first])
         yield Issue(

@@ -215,7 +215,7 @@ class Measurer:
         right = right_scores(self.session.recipe.rewards, (each.rewards for each in scored))
         sources = () if self.source else tuple(self.session.recipe.dataset.shares)
         values = per_prompt(groups, right, sources)
-        metrics = summarize(values, self.evaluation.samples_per_prompt, self.session.recipe.seed)
+        metrics = summarize(values, self.evaluation.samples_per_prompt)
         # Environments ask by other columns than the prompt, such as `seed`.
         own = self.session.recipe.environment
         rows = self.rows.select_columns([each for each in self.rows.column_names if each != IMAGES])

@@ -211,6 +211,6 @@ def open_server(
                 if text:
                     yield text
         except Exception as error:
-            raise RunError(f"{url}: {error}. Fix: see the server's log") from None
+            raise RunError(f"{url}: {str(error).rstrip('.')}. Fix: see the server's log") from None
 
     return stream

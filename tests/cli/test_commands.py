@@ -48,12 +48,14 @@ def test_a_misspelt_command_or_option_is_exit_code_2_without_a_traceback(tmp_pat
         assert done.returncode == 2, arguments
         assert "Traceback" not in done.stderr
     assert "Fix: grpo watch" in done.stderr
+    assert "Did you mean 'runs'? Fix: " in process("runz", cwd=tmp_path).stderr
 
 
 @pytest.mark.parametrize(
     ("arguments", "fix"),
     [
         (["--training.max_steps", "50"], "write --set training.max_steps=VALUE"),
+        (["--lr", "1e-5"], "write --set training.learning_rate=VALUE"),
         (["--set", "training.max_steps", "=", "5"], "write --set KEY=VALUE without spaces"),
         (["--set", "seed=1,training.max_steps=5"], "write --set seed=1 --set training.max_steps=5"),
     ],

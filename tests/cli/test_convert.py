@@ -185,3 +185,11 @@ def test_what_trl_cannot_run_ends_with_1_and_says_what_is_lacking(tmp_path):
     assert "dataset.kind: inline" in done.stderr
     assert "cannot do without a dataset" in done.stderr
     assert "#   dataset.kind: inline" in done.stdout
+    data = "dataset: {kind: hub, path: a/b, eval_split: test, prompt: {user: '{{ q }}'}}\n"
+    path = write_recipe(
+        tmp_path, f"{GOOD.partition('dataset:')[0]}{data}rewards: [{{kind: think_format}}]\n"
+    )
+    done = grpo("convert", path, "--to", "trl", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "cannot do without a column `prompt`" in done.stderr
+    assert "trl grpo" not in done.stderr

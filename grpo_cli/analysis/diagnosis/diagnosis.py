@@ -14,7 +14,7 @@ from grpo_cli.analysis.diagnosis import (
     stability,
 )
 from grpo_cli.analysis.diagnosis.history import History
-from grpo_cli.analysis.diagnosis.rule import Rule, Symptom
+from grpo_cli.analysis.diagnosis.rule import TOO_FEW, Rule, Symptom
 
 _LOG = logging.getLogger(__name__)
 _LEVELS = ("error", "warning", "note")
@@ -85,6 +85,13 @@ class Diagnosis:
         if not self.skipped:
             return f"{self.rules} rules checked"
         return f"{self.checked} of {self.rules} rules checked, {len(self.skipped)} skipped"
+
+    @property
+    def clean_verdict(self) -> str:
+        """What to say if nothing was found: most rules may have had too few records."""
+        short = sum(why.endswith(TOO_FEW) for why in self.skipped.values())
+        found = "too few records to find problems" if short > self.checked else "no problems found"
+        return f"{found} ({self.coverage})"
 
     def skipped_by_reason(self) -> dict[str, list[str]]:
         """Return the names of the rules that could not be checked, by the reason."""

@@ -196,7 +196,7 @@ def held_out_loss(history: History) -> Issue | None:
     before, after = history.answers_before, history.answers_after
     if before is None or after is None:
         return None
-    changes = compare(before.values, after.values, seed=0)
+    changes = compare(before.values, after.values)
     serious, falls, gains = False, [], []
     for place, name, entry in history.rewards():
         metric = f"rewards/{name}"

@@ -15,6 +15,8 @@ AXOLOTL = (
     "(github.com/axolotl-ai-cloud/axolotl, docs/training_stability.qmd, Key Metrics for RL)"
 )
 PROBE = "where `grpo probe` warns"
+TOO_FEW = " records"
+"""How the reason of a rule that needs more records ends."""
 _SLOWER = 5
 """By how much a learning rate that is not unusual is divided."""
 _SYMPTOM_KEYS = "rule level step seen why fix metric window threshold source".split()
@@ -119,7 +121,7 @@ class Rule:
         if missing := [metric for metric, count in counts.items() if not count]:
             return f"{', '.join(missing)} not logged"
         few = min(counts.values())
-        return f"{few} of {self.min_records} records" if few < self.min_records else None
+        return f"{few} of {self.min_records}{TOO_FEW}" if few < self.min_records else None
 
     def apply(self, history: History) -> Symptom | None:
         """Check a history; None if nothing is wrong or the rule cannot be checked."""

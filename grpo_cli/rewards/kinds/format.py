@@ -198,12 +198,12 @@ class TagCountParams(RewardParams):
         return [
             Issue(
                 f"{tag!r:.60} has only one of `<` and `>`",
-                f"write `<{tag.strip('<>')}>`",
+                "write the tag with both",
                 f"tags.{place}",
                 level="warning",
             )
             for place, tag in enumerate(self.tags)
-            if tag.startswith("<") != tag.endswith(">")
+            if tag.strip().startswith("<") != tag.strip().endswith(">")
         ]
 
     def score(self, batch: Batch, row: int) -> Score:

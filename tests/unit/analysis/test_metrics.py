@@ -47,7 +47,7 @@ def groups(given=GIVEN, style=0.5):
 
 def means():
     values = per_prompt(groups(), {"math": 1.0})
-    return {name: metric.value for name, metric in summarize(values, 4, seed=0).items()}
+    return {name: metric.value for name, metric in summarize(values, 4).items()}
 
 
 def test_every_metric_is_the_mean_over_prompts():
@@ -86,7 +86,7 @@ def test_the_names_of_metrics_are_known_beforehand():
 
 def test_a_mean_of_right_and_wrong_has_the_interval_of_a_share():
     values = per_prompt(groups(), {"math": 1.0})
-    found = summarize(values, 4, seed=0)
+    found = summarize(values, 4)
     assert found["rewards/math"] == found["accuracy/math"]
     assert found["rewards/math"].low is not None
 
@@ -125,7 +125,7 @@ def test_a_reward_that_does_not_apply_counts_for_no_prompt():
         [replace(each, rewards={**each.rewards, "style": None}) for each in group]
         for group in groups()
     ]
-    found = summarize(per_prompt(given, {"math": 1.0}), 4, seed=0)["rewards/style"]
+    found = summarize(per_prompt(given, {"math": 1.0}), 4)["rewards/style"]
     assert (found.value, found.prompts) == (None, 0)
     assert "no prompt" in found.reason
 
@@ -133,14 +133,14 @@ def test_a_reward_that_does_not_apply_counts_for_no_prompt():
 def test_a_comparison_is_paired_by_row():
     before = {"reward": {row: row / 10 for row in range(20)}}
     after = {"reward": {row: row / 10 + (0.2 if row % 2 else 0.1) for row in range(5, 25)}}
-    found = compare(before, after, seed=3)["reward"]
+    found = compare(before, after)["reward"]
     assert found.prompts == 15
     assert found.value == pytest.approx((8 * 0.2 + 7 * 0.1) / 15)
     assert 0.1 < found.low < found.value < found.high < 0.2
 
 
 def test_too_few_prompts_say_why_there_is_no_interval():
-    found = compare({"reward": {1: 0.0, 2: 1.0}}, {"reward": {1: 1.0, 2: 1.0}}, seed=0)["reward"]
+    found = compare({"reward": {1: 0.0, 2: 1.0}}, {"reward": {1: 1.0, 2: 1.0}})["reward"]
     assert (found.value, found.low, found.high) == (0.5, None, None)
     assert "2 prompts are too few" in found.reason
 

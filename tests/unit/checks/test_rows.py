@@ -18,6 +18,7 @@ CASES = [
      "messages written as text"),
     ({"a.jsonl": GOOD_ROW + GOOD_ROW.replace("####", "") * 2}, f"{USER}\n  {REGEX % '####(.+)'}",
      "columns.answer.regex", "finds nothing in 2 of the first 3 training rows"),
+    ({"a.jsonl": GOOD_ROW}, 'prompt: {user: "{question}"}', "prompt.user", "`{question}` is plain text"),
     ({"a.jsonl": GOOD_ROW}, f"{USER}\n  {REGEX % '####.+'}", "columns.answer.regex",
      "has no group, so '####' stays in every value, such as '#### 1'"),
     ({"a.csv": "How many apples has Ann now?,7\nAnd how many have you now?,8\n"}, USER, "train",

@@ -78,6 +78,9 @@ def test_a_pattern_that_finds_nothing_names_row_and_text() -> None:
     (problem,) = problems_of(rows, columns, "evaluation")
     assert problem.path == "dataset.columns.answer.regex"
     assert "2 of 4 evaluation rows; the first is evaluation row 3: 'none'" in problem.seen
+    assert "on_no_match: drop" in problem.fix
+    (problem,) = problems_of(rows[2:], columns, "evaluation")
+    assert problem.fix == "correct the pattern"
 
 
 def test_nothing_but_white_space_counts_as_nothing() -> None:

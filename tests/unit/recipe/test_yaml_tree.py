@@ -95,6 +95,12 @@ def test_files_that_are_no_recipe_are_refused(tmp_path):
         read_source(binary)
     with pytest.raises(RecipeError, match=r"cannot be read.*binary.yaml"):
         read_source(tmp_path / "missing.yaml")
+    (tmp_path / "like-missing.yaml").touch()
+    with pytest.raises(RecipeError, match=r"there are like-missing.yaml, binary.yaml"):
+        read_source(tmp_path / "missing.yaml")
+    (tmp_path / "rows.jsonl").write_text('{"a": 1}\n{"a": 2}\n')
+    with pytest.raises(RecipeError, match=r"rows.jsonl: is a file of data.*`train`"):
+        read_source(tmp_path / "rows.jsonl")
     with pytest.raises(RecipeError, match="name a file, not a folder"):
         read_source(tmp_path)
 
