@@ -9,6 +9,9 @@ from typing import Any
 
 from grpo_cli.issues import Issue, Location, sort_issues
 
+_SIMILAR = 0.5
+"""Likeness from which on a name is listed before others."""
+
 
 class ExitCode(IntEnum):
     """Exit codes of every command."""
@@ -122,10 +125,11 @@ def nearest(name: str, valid: Iterable[str]) -> str | None:
 
 
 def sort_by_likeness(name: str, valid: Iterable[str]) -> list[str]:
-    """Return the valid names, the most similar to `name` first."""
+    """Return the valid names: the similar ones first, and the others in their order."""
     key = name.lower()
 
-    def unlikeness(candidate: str) -> tuple[float, str]:
-        return -difflib.SequenceMatcher(None, key, candidate.lower()).ratio(), candidate
+    def unlikeness(candidate: str) -> float:
+        ratio = difflib.SequenceMatcher(None, key, candidate.lower()).ratio()
+        return -ratio if ratio > _SIMILAR else 0.0
 
-    return sorted({*valid}, key=unlikeness)
+    return sorted(dict.fromkeys(valid), key=unlikeness)

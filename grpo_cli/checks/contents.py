@@ -18,7 +18,6 @@ from grpo_cli.checks.columns import (
 )
 from grpo_cli.checks.images import find_unused_images, look_at_images
 from grpo_cli.checks.rows import (
-    check_braces,
     check_empty,
     check_files,
     check_fixed,
@@ -367,8 +366,9 @@ def _check_prompt(dataset: Any, columns: frozenset[str], split: str) -> Iterator
             fix = rename_fix(name, nearest(name, known), split)
             fix = "images go into `dataset.prompt.user`" if name in marks else fix
             yield replace(issue, fix=fix)
-        if key == "user":
-            yield from check_braces(text, known, path)
+        # A prompt may well be the same for all rows, as with an environment.
+        if key == "user" and any(f"{{{name}}}" in text for name in known):
+            yield from check_fixed([text], known, path)
         for name in sorted(template_columns(text).intersection(dataset.prompt.images) - {MARK}):
             seen = f"`{{{{ {name} }}}}` writes where the image is stored into the prompt, not the image"
             yield Issue(seen, "write `{{ image }}` where it goes", path, level="warning")

@@ -1,7 +1,7 @@
 """Rows and files of rows that are not what the recipe takes them for, as the first of them show."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from os.path import basename
 from typing import Any
 
@@ -217,19 +217,12 @@ def _values(rows: Sequence[Row], name: str) -> list[Any]:
     return [row[name] for row in rows if row.get(name) is not None]
 
 
-def check_braces(text: str, columns: Iterable[str], path: str) -> Iterator[Issue]:
-    """Find a user's message that names no column but has one in single braces, as Python writes it."""
-    name = next((name for name in sorted(columns) if f"{{{name}}}" in text), None)
-    if name is not None and not template_columns(text):
-        seen = f"`{{{name}}}` is plain text, so that all rows have the same prompt"
-        yield Issue(seen, f"write `{{{{ {name} }}}}`", path, level="warning")
-
-
 def check_fixed(texts: Sequence[str], columns: frozenset[str], path: str) -> Iterator[Issue]:
     """Find templates that are the same text for all rows."""
     if texts and not any("{{" in text or "{%" in text for text in texts):
         bare = re.sub(r"[{}$]", "", texts[0]).strip()
-        name = bare if bare in columns else "answer"
+        named = [name for name in sorted(columns) if f"{{{name}}}" in texts[0]]
+        name = bare if bare in columns else [*named, "answer"][0]
         seen = f"names no column, so it is the text {texts[0]!r:.40} for all rows"
         yield Issue(seen, f"write `{{{{ {name} }}}}`, say", path, level="warning")
 

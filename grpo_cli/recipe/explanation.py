@@ -132,7 +132,7 @@ def unknown_key(tree: Node, path: Path, valid: Sequence[str], hint: str | None =
     ):
         fix = f"write `{close}`"
     else:
-        names = list(valid) if len(valid) <= _LISTED else sort_by_likeness(name, valid)
+        names = sort_by_likeness(name, valid)
         more = " and others (all: `grpo schema`)" if len(names) > _LISTED else ""
         owner = f"`{dotted(path[:-1])}`" if path[1:] else "a recipe"
         fix = f"remove it; {owner} takes {', '.join(names[:_LISTED])}{more}"

@@ -273,7 +273,7 @@ def _missing_fix(path: Path) -> str:
         return f"check the path: there is no folder {path.parent}"
     beside = sort_by_likeness(
         path.name,
-        (other.name for other in path.parent.iterdir() if other.suffix in {".yaml", ".yml"}),
+        sorted(each.name for each in path.parent.iterdir() if each.suffix in {".yaml", ".yml"}),
     )
     if not beside:
         return "check the path, or write a recipe with `grpo init`"
