@@ -18,6 +18,7 @@ from grpo_cli.checks.columns import (
 )
 from grpo_cli.checks.images import find_unused_images, look_at_images
 from grpo_cli.checks.rows import (
+    check_asked_place,
     check_empty,
     check_files,
     check_fixed,
@@ -269,6 +270,7 @@ def _check_seen(
             problems += find_unused_images(loaded.recipe, seen.sample)
         golds = list(_check_golds(loaded, params, batch, "rows"))
         problems += check_shown_golds(dataset, params)
+        problems += check_asked_place(dataset, params)
         problems += golds or check_empty(loaded, dataset, params, seen.train)
     if (held := seen.held) is not None:
         # A column that only one split has is empty in the other.

@@ -1,5 +1,6 @@
 """Tools, environments and episodes: parameters, budget, and what they need of rewards and chat template."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -9,7 +10,7 @@ from grpo_cli.checks.contents import KindRegistry, kind_entries, read_params
 from grpo_cli.data.mixing import SOURCE, place_issues
 from grpo_cli.data.rows import Row
 from grpo_cli.data.sources import Preview
-from grpo_cli.errors import ProblemsError
+from grpo_cli.errors import ProblemsError, nearest
 from grpo_cli.issues import Issue
 from grpo_cli.models.source import read_source_template
 from grpo_cli.recipe.dataset import PromptConfig
@@ -85,6 +86,7 @@ def check_episodes(recipe: Recipe, kinds: Kinds, preview: Preview | None) -> Ite
     yield from _check_budget(recipe)
     yield from _check_turns(recipe, kinds)
     yield from _check_time(recipe, kinds)
+    yield from _check_called_names(recipe, kinds)
     yield from _check_style(recipe, preview)
     yield from _check_template(recipe)
 
@@ -178,6 +180,26 @@ def _check_time(recipe: Recipe, kinds: Kinds) -> Iterator[Issue]:
             )
             fix = f"set `episode: {{tool_timeout_s: {own + 1:g}}}`, or lower it"
             yield Issue(seen, fix, f"{path}.timeout_s", level="warning")
+
+
+def _check_called_names(recipe: Recipe, kinds: Kinds) -> Iterator[Issue]:
+    """Find prompts that call a tool by almost its name."""
+    names = [name for params in kinds.values() for name in params.tool_names() or ()]
+    for place, part in enumerate(recipe.dataset.parts):
+        for key in ("system", "user"):
+            called = re.findall(r"\b(\w+)\(", getattr(part.prompt, key) or "")
+            pairs = {name: nearest(name, names) for name in called if name not in names}
+            found = [
+                Issue(
+                    f"names `{name}`, and the tool is `{close}`: calls of other names fail",
+                    f"write `{close}`",
+                    f"dataset.prompt.{key}",
+                    level="warning",
+                )
+                for name, close in pairs.items()
+                if close
+            ]
+            yield from place_issues(found, place, part.source_name)
 
 
 def _check_style(recipe: Recipe, preview: Preview | None) -> Iterator[Issue]:

@@ -221,7 +221,9 @@ def _check_model(recipe: Recipe) -> Iterator[Issue]:
             if template and name not in words:
                 seen = "has no effect: the model's chat template does not read it"
                 path = f"generation.chat_template_kwargs.{name}"
-                yield Issue(seen, suggest(name, words, "remove it"), path, level="warning")
+                read = words.intersection((name.removeprefix("enable_"), f"enable_{name}"))
+                fix = f"write `{min(read)}`" if read else suggest(name, words, "remove it")
+                yield Issue(seen, fix, path, level="warning")
 
 
 def _blame_limit(problem: Issue, recipe: Recipe, batch: BatchPlan) -> Issue:

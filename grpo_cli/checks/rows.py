@@ -16,6 +16,8 @@ from grpo_cli.recipe.loading import LoadedRecipe
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.rewards.contract import RewardParams
 
+_ASKED = {"boxed": "\\boxed", "hashes": "####", "answer_tag": "<answer>"}
+"""How a prompt asks for an answer in each place that `extract` names."""
 _MARK = re.compile(r"#+|\w+:")
 """The beginning of a pattern that is no part of an answer."""
 _SENTENCE = re.compile(r"\n|(\S+\s+){5}")
@@ -119,9 +121,10 @@ def _find_cut(regex: str, texts: Sequence[str]) -> tuple[str, str] | None:
     for taken, left, fix in (
         (r".*\d", r"[.,]?\d+", r"let it take the whole number, such as ([\d.,]+)"),
         (r"[^}]*\{[^}]*", r"\s*\}", "let it go on to the last brace: write `.+` for `.+?`"),
+        (r"[-\d.,$%/]+", r".*(?s:.)*?(####\s*\S.*)", "take what follows the mark: '#### (.+)$'"),
     ):
         cut = [
-            (match[group], rest[0])
+            (match[group], rest[rest.re.groups])
             for match in matches
             if re.fullmatch(taken, match[group] or "", re.DOTALL)
             and (rest := re.compile(left).match(match.string, match.end(group)))
@@ -180,6 +183,19 @@ def check_shown_golds(dataset: SingleDataset, params: dict[int, RewardParams]) -
                     fix = f"remove `dataset.columns.{name}`, or name another column there"
                 yield Issue(seen, fix, f"dataset.prompt.{key}", level="warning")
                 break
+
+
+def check_asked_place(dataset: SingleDataset, params: dict[int, RewardParams]) -> Iterator[Issue]:
+    """Find rewards that read answers only from other places than the prompt asks for."""
+    text = "\n".join(text for _, text in find_templates(dataset))
+    asked = [place for place, mark in _ASKED.items() if mark in text]
+    for index, reward in params.items():
+        places = getattr(reward, "extract", ())
+        if asked and places and {*places} <= _ASKED.keys() and {*asked}.isdisjoint(places):
+            marks = ", ".join(_ASKED[place] for place in asked)
+            seen = f"reads answers from {', '.join(places)} alone, and the prompt asks for {marks}"
+            fix = f"write `extract: [{', '.join((*asked, *places))}]`, or correct the prompt"
+            yield Issue(seen, fix, f"rewards.{index}.extract", level="warning")
 
 
 def _copied_from(dataset: SingleDataset, name: str) -> str:

@@ -27,6 +27,7 @@ from grpo_cli.recipe.training import (
 )
 from grpo_cli.recipe.yaml_tree import Node
 from grpo_cli.rewards.contract import RewardParams
+from grpo_cli.units import format_duration
 
 _SAMPLED_AS = {
     "max_new_tokens": "max_completion_length",
@@ -40,6 +41,13 @@ MOST_HELD_OUT = 0.5
 """Share of the prompts held out beyond which `eval_fraction` is taken for the share to train on."""
 _PROMPTS = frozenset({"user", "system", "rubric", "chat_template"})
 _PATTERNS = frozenset({"regex", "pattern"})
+_LIMITS = re.compile(r"(?!launch\b).*(timeout_s|seconds_per_test)")
+"""Paths of limits of what takes seconds: a completion, a call, a test."""
+_LONG_S = 1000
+_MILLISECONDS = 500
+"""What such a limit is a multiple of if it is probably in milliseconds."""
+_LATEX = re.compile(r"(?<!\\)(?:\\\\)*\\(boxed|begin|frac|text)(?![a-z])")
+"""Commands of LaTeX whose backslash a regular expression reads with the letter after it."""
 _HIDDEN = re.compile(r"#\S")
 """How a comment begins that may be text: after the sign of most others comes a space."""
 _LINE_BREAK = re.compile(r"\\n(?![a-z])")
@@ -113,15 +121,7 @@ def check_effects(recipe: Recipe, steps: int | None) -> Iterator[Issue]:
         fix = "set it to true, or remove it"
         yield Issue(seen, fix, "training.greater_is_better", level="warning")
     yield from _check_measuring(recipe)
-    stall = recipe.launch.stall_timeout_s
     for index, reward in enumerate(recipe.rewards):
-        if stall and reward.timeout_s and reward.timeout_s > stall:
-            seen = (
-                f"{reward.timeout_s:g} seconds are more than `launch.stall_timeout_s` ({stall:g}): a completion "
-                "that takes so long ends the run"
-            )
-            fix = "write the limit of one completion in seconds, such as 5"
-            yield Issue(seen, fix, f"rewards.{index}.timeout_s", level="warning")
         if (reward.model_extra or {}).get("mode") == "relative" and reward.timeout_s is not None:
             seen = "scores completions one by one, so `mode: relative` has no group to compare"
             fix = "remove it; `request_timeout_s` limits each request"
@@ -347,13 +347,19 @@ def check_to_do(tree: Node, text: str) -> Iterator[Issue]:
 
 
 def check_texts(node: Node, path: Path = ()) -> Iterator[Issue]:
-    """Find prompts and patterns that are cut by a comment, or whose backslashes are read otherwise than meant."""
+    """Find texts that are cut by a comment, backslashes that are read otherwise, and milliseconds for seconds."""
     if isinstance(node.value, dict | list):
         entries = node.value.items() if isinstance(node.value, dict) else enumerate(node.value)
         for key, child in entries:
             yield from check_texts(child, (*path, key))
     elif isinstance(node.value, str) and path and path[-1] in _PROMPTS | _PATTERNS:
         yield from _check_text(node, path)
+    elif isinstance(node.value, int | float) and _LIMITS.fullmatch(dotted(path)):
+        is_round = node.value % _MILLISECONDS == 0
+        if node.value >= _LONG_S and (is_round or path[0] == "rewards"):
+            seen = f"{node.value:g} is in seconds, so it allows {format_duration(node.value)}"
+            fix = f"if milliseconds are meant, set it to {node.value / 1000:g}"
+            yield Issue(seen, fix, dotted(path), level="warning")
 
 
 def _check_text(node: Node, path: Path) -> Iterator[Issue]:
@@ -370,6 +376,10 @@ def _check_text(node: Node, path: Path) -> Iterator[Issue]:
         seen = f"{node.value!r:.60} holds a control character: in double quotes, YAML reads {sign} as one"
         fix = f"write the text in single quotes: '…{sign}…'"
         yield Issue(seen, fix, where, level="warning")
+    if path[-1] in _PATTERNS and (command := _LATEX.search(node.value)):
+        letter, name = command[1][0], command[1]
+        seen = f"`\\{letter}` before `{name[1:]}` is a sign of regular expressions, so it never matches \\{name}"
+        yield Issue(seen, f"write `\\\\{name}` (in single quotes)", where, level="warning")
 
 
 # --- training.fast -----------------------------------------------------------------------------

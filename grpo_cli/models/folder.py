@@ -22,6 +22,7 @@ FSDP_SHARDS = "pytorch_model_fsdp_0"
 """Folder in which accelerate 1.15 writes FSDP's shards."""
 _DEEPSPEED_TAG = "latest"
 """File in which DeepSpeed names the newest of its `global_stepN` folders."""
+_VERL_SHARD = re.compile(r"model_world_size_\d+_rank_\d+\.pt")
 _WHOLE = ("model*.safetensors", "pytorch_model*.bin", "adapter_model.safetensors")
 _ADAPTER_CONFIG = "adapter_config.json"
 _CONFIGS = ("config.json", "tokenizer_config.json", "generation_config.json")
@@ -52,7 +53,17 @@ def check_data(folder: Path) -> list[Issue]:
     texts = ("tokenizer.json", "chat_template.jinja")
     files = [*(folder / name for name in texts), *sorted(folder.glob("*.safetensors"))]
     faults = (find_fault(file) for file in files if file.exists())
-    return [Issue(*fault, "model.path") for fault in faults if fault]
+    missing = _find_missing_shards(folder)
+    return [Issue(*fault, "model.path") for fault in (*missing, *faults) if fault]
+
+
+def _find_missing_shards(folder: Path) -> Iterator[Fault]:
+    for index in sorted(folder.glob("*.index.json")):
+        listed = (read_settings(index) or {}).get("weight_map")
+        names = sorted({*map(str, listed.values())}) if isinstance(listed, dict) else []
+        if missing := [name for name in names if not (folder / name).exists()]:
+            message = f"{folder} lacks {enumerate_names(missing)}, which {index.name} lists"
+            yield message, "download what is missing again: only a part of the model is there"
 
 
 def _check_settings(folder: Path, names: list[str], model: ModelConfig) -> Iterator[Fault]:
@@ -98,11 +109,15 @@ def find_fault(file: Path) -> Fault | None:
         return None if head else (f"{file} is empty", "fetch it anew")
     size = file.stat().st_size
     try:
-        expected = read_tensors_header(file)[0]
+        expected, shapes = read_tensors_header(file)
     except ValueError:
         return f"{file} has no safetensors header", "the file is damaged: fetch it anew"
     if size < expected:
         return f"{file} is cut short: {size:,} of {expected:,} bytes", "fetch it anew"
+    if empty := [name for name, shape in shapes.items() if 0 in shape and name.endswith(".weight")]:
+        seen = f"{len(empty)} of {len(shapes)} weights of {file} are empty, such as {empty[0]}"
+        fix = "DeepSpeed's ZeRO-3 did not gather them: run `zero_to_fp32.py` in that training's checkpoint"
+        return seen, f"{fix}, or save with `stage3_gather_16bit_weights_on_model_save: true`"
     return None
 
 
@@ -139,6 +154,11 @@ def explain_no_config(folder: Path, text: str) -> Fault:
         message = f"{text} is a LoRA adapter of {base or 'an unnamed model'}"
         return message, "name it as `model.adapter`, and its base as `model.path`"
     message = f"{text} holds no config.json but {enumerate_names(names)}"
+    if any(map(_VERL_SHARD.fullmatch, names)):
+        merge = (
+            f"python -m verl.model_merger merge --backend fsdp --local_dir {text} --target_dir DIR"
+        )
+        return message, f"these are shards of FSDP by verl: merge them (`{merge}`), and name DIR"
     return message, "name the folder that holds config.json, the weights and the tokenizer"
 
 

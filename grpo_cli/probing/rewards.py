@@ -1,9 +1,10 @@
 """Rewards in the cheap part of a probe: loaded, called as training calls them, and tried on made-up answers."""
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import wraps
+from itertools import islice
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from grpo_cli.machine import pick_device
 from grpo_cli.probing import prompts
 from grpo_cli.rewards.building import build_rewards
 from grpo_cli.rewards.contract import NO_TRAINER, Batch, DescribedError, Score
+from grpo_cli.rewards.findings import LONGEST_GOLD
 from grpo_cli.rewards.scoring import Reward, has_state, read_state, reward_columns
 from grpo_cli.rewards.testing import try_rewards
 from grpo_cli.units import count_noun
@@ -159,38 +161,82 @@ def _score_group(
     from grpo_cli.fast.completions import Completion
 
     size = session.recipe.generation.num_generations
-    texts = [[f"The answer is {n}." + more for n in range(size)] for more in ("", " So it is.")]
     groups = [
-        [Completion(text, tuple(session.encode(text)), clipped=False) for text in group]
-        for group in texts
+        [
+            Completion(text, tuple(session.encode(text)), clipped=False)
+            for text in _write_answers(session, rewards, place, size, more)
+        ]
+        for place, more in zip(places, ("", " So it is."), strict=True)
     ]
 
-    def score(rewards: Sequence[Reward], count: int) -> list[dict[str, float | None]]:
-        columns = reward_columns(_trial_rows(session, places[:count]), rewards)
-        scored = score_samples(rewards, columns, groups[:count])[:size]
+    def score(
+        rewards: Sequence[Reward], *chosen: int, backwards: bool = False
+    ) -> list[dict[str, float | None]]:
+        answers = [groups[n][::-1] if backwards else groups[n] for n in chosen]
+        rows = _trial_rows(session, [places[n] for n in chosen])
+        scored = score_samples(rewards, reward_columns(rows, rewards), answers)
         return [
             {name: value and round(value, 6) for name, value in each.rewards.items()}
             for each in scored
         ]
 
     started = time.monotonic()
-    alone = score(rewards, 1)
+    alone = score(rewards, 0)
     quick = [reward for reward in rewards if not reward.waits]
     if time.monotonic() - started > _GROUP_S or not quick:
         return []
-    again, beside = score(quick, 1), score(quick, 2)
+    tries = {
+        "again": score(quick, 0),
+        "backwards": score(quick, 0, backwards=True),
+        "other": score(quick, 1),
+        "twice": score(quick, 1, 1),
+        "beside": score(quick, 0, 1),
+    }
     found = []
-    for name, path in ((each.name, each.path) for each in quick):
-        first, second, third = ([row[name] for row in each] for each in (alone, again, beside))
-        if first == second != third:
-            seen = (
-                f"`{name}` scores the answers to a prompt otherwise beside those to another prompt"
-            )
-            fix = "score each completion by itself, or compare it with those of its prompt only"
-            subject = "rewards: batch"
-            why = "scores then depend on the batch size and the number of processes"
-            found.append(Issue(seen, fix, path, level="note", subject=subject, why=why))
+    for reward in quick:
+        first = [row[reward.name] for row in alone]
+        scores = {key: [row[reward.name] for row in each] for key, each in tries.items()}
+        if first == scores["again"] and (fault := _find_batch_fault(reward, first, scores)):
+            why = "scores then depend on what else is in the batch"
+            found.append(replace(fault, subject="rewards: batch", why=why))
     return found
+
+
+def _write_answers(
+    session: "Session", rewards: Sequence[Reward], place: int, count: int, more: str
+) -> list[str]:
+    """Return plain answers to a row; the first has what the row's columns tell the rewards."""
+    row = session.data.train[place]
+    names = [name for reward in rewards for name in reward.params.named_columns()]
+    cells = [str(row[name]) for name in names if isinstance(row.get(name), str | int | float)]
+    short = [cell for cell in cells if 0 < len(cell) <= LONGEST_GOLD]
+    # No other answer holds what the first one does.
+    numbers = (n for n in range(10 * count) if not short or short[0] not in str(n))
+    texts = [f"The answer is {n}." + more for n in islice(numbers, count)]
+    if short:
+        forms = f"<answer>{short[0]}</answer>\n\\boxed{{{short[0]}}}\n#### {short[0]}"
+        texts[0] = f"The answer is {short[0]}.{more}\n{forms}"
+    return texts
+
+
+def _find_batch_fault(
+    reward: Reward, first: Sequence[float | None], scores: Mapping[str, Sequence[float | None]]
+) -> Issue | None:
+    """Return what a reward's scores of one group, and of two, show; `first` are those of the group alone."""
+    size, other, beside = len(first), scores["other"], scores["beside"]
+    if len({*first}) == len({*scores["backwards"]}) == 1 and first != scores["backwards"]:
+        seen = f"`{reward.name}` gives all answers to a prompt the score of the first one"
+        fix = "score each completion by its own text, not by `completions[0]`"
+        return Issue(seen, fix, reward.path, level="warning")
+    if beside[:size] == first and beside[size:] != other and scores["twice"] == [*other, *other]:
+        seen = f"`{reward.name}` scores the answers to a second prompt by another row's columns"
+        fix = "take the columns at the completion's own place, such as `answer[i]`: each has a value a completion"
+        return Issue(seen, fix, reward.path, level="warning")
+    if beside[:size] != first:
+        seen = f"`{reward.name}` scores the answers to a prompt otherwise beside those to another prompt"
+        fix = "score each completion by itself, or compare it with those of its prompt only"
+        return Issue(seen, fix, reward.path, level="note")
+    return None
 
 
 def _trial_rows(session: "Session", places: Sequence[int] | None = None) -> Any:

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from grpo_cli.errors import GrpoError, RewardError, SetupError
 from grpo_cli.recipe.rewards import RewardConfig
 from grpo_cli.rewards.contract import (
+    LATE,
     Batch,
     DescribedError,
     RewardContext,
@@ -214,7 +215,7 @@ class _LimitedScorer:
     def _read(self, outcome: Score | Exception, batch: Batch, row: int) -> Score | Exception:
         if isinstance(outcome, Score | DescribedError):
             return outcome
-        reason = f"took longer than {self.limit.seconds:g} s"
+        reason = f"{LATE} {self.limit.seconds:g} s"
         if not isinstance(outcome, TimeoutError):
             reason = f"ended the process that scored it ({outcome})"
         if self.limit.late_score is not None:

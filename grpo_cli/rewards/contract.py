@@ -32,6 +32,10 @@ class Score(NamedTuple):
     """Whether scoring failed and the recipe's `on_error` gave this score."""
 
 
+LATE = "took longer than"
+"""How the reason of a score begins that a time limit gave."""
+
+
 class TimeLimit(NamedTuple):
     """How long one completion may take by default."""
 

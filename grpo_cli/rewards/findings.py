@@ -1,12 +1,13 @@
 """What is wrong with rewards, as their scores of made-up answers show."""
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import mean, median
 from typing import TYPE_CHECKING, Any
 
 from grpo_cli.issues import Issue, Level
-from grpo_cli.rewards.contract import Score, suggest_extraction, text_of
+from grpo_cli.rewards.contract import LATE, Score, suggest_extraction, text_of
 from grpo_cli.rewards.scoring import Condition, clip_score
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ FEW_HACKED, MOST_HACKED = 0.15, 0.2
 warning (one in ten sums of digits, such as `0 + 5`, ends with its answer), beyond the second an error."""
 LONGEST_GOLD = 60
 """Characters that half of the golds may pass before they look like whole solutions."""
+MOST_LETTERS = 30
+"""Letters that half of the golds of `math` may pass before they look like sentences."""
 MOST_UNCOVERED = 0.5
 """Share of rows to which no reward may apply before it is an error."""
 MOST_OUTWEIGHED = 10
@@ -99,7 +102,8 @@ def _check_gold_length(table: "Table", index: int) -> Iterator[Issue]:
         return
     length = median(map(len, golds.values()))
     lines = median(len(gold.splitlines()) for gold in golds.values())
-    if length > LONGEST_GOLD or lines > 1:
+    is_prose = table.rewards[index].kind == "math" and _has_words(golds)
+    if length > LONGEST_GOLD or lines > 1 or is_prose:
         row, first = next(iter(golds.items()))
         yield Issue(
             f"the golds are long (median {length:,.0f} characters, {lines:.0f} lines; "
@@ -109,6 +113,12 @@ def _check_gold_length(table: "Table", index: int) -> Iterator[Issue]:
             path=f"rewards.{index}.{source[0]}",
             level="warning",
         )
+
+
+def _has_words(golds: Mapping[int, str]) -> bool:
+    """Return whether half of the golds are sentences; `math` reads them without spaces."""
+    texts = (re.sub(r"\\[A-Za-z]+", "", gold) for gold in golds.values())
+    return median(sum(map(str.isalpha, text)) for text in texts) > MOST_LETTERS
 
 
 def check_gold_fits(table: "Table", encode: "Encode | None", limit: int) -> Iterator[Issue]:
@@ -324,7 +334,7 @@ def _check_variety(table: "Table", index: int, scores: list[Score]) -> Iterator[
 
 
 def check_failures(table: "Table", index: int, scores: list[Score]) -> Iterator[Issue]:
-    """Find failures that `on_error` forgives, and so would go unseen."""
+    """Find failures that `on_error` forgives, and scores of time limits: both would go unseen."""
     reward, failed = table.rewards[index], [score for score in scores if score.failed]
     if failed:
         yield Issue(
@@ -333,6 +343,15 @@ def check_failures(table: "Table", index: int, scores: list[Score]) -> Iterator[
             "correct what fails; with `on_error: raise` all of its message is shown",
             path=f"rewards.{index}",
             level="error" if len(failed) == len(scores) else "warning",
+        )
+    if late := [score for score in scores if score.reason.startswith(LATE)]:
+        pattern = r"leave no repetition inside another: `[\w\s]+` for `(\w+\s?)+`"
+        yield Issue(
+            f"`{reward.name}` {late[0].reason} on {len(late):,} of {len(scores):,} answers, which then score "
+            f"{late[0].value or 0:g}",
+            pattern if reward.kind == "regex" else "let it take less time, or raise `timeout_s`",
+            path=f"rewards.{index}",
+            level="warning",
         )
 
 

@@ -65,6 +65,8 @@ _HIDDEN = (
     "<frozen importlib",
 )
 """Paths whose frames are left out of tracebacks."""
+_TAKES_TEXT = re.compile(r"string ind(?:ices|ex) must|'str' object has no attribute 'get'")
+"""What Python says to a text that is read as a message."""
 _LIBRARIES = (str(Path(os.__file__).parent), sysconfig.get_path("purelib"))
 
 _QUOTED = re.compile(r"""("[^"]*"|'[^']*')""")
@@ -260,6 +262,13 @@ class Reward:
                 ". Fix: prompts are conversations here, so every completion is a list of messages; "
                 'read its text: `completion[-1]["content"]`'
             )
+        elif misread and _TAKES_TEXT.search(str(error)):
+            text += ". Fix: prompts are plain text here, so every completion is a string: use it as it is"
+        elif isinstance(error, FileNotFoundError) and (name := _find_beside(error)):
+            text += (
+                f". Fix: it lies beside that file, and names start at the working folder: "
+                f"write `Path(__file__).parent / {name!r}`"
+            )
         return text
 
     def _applying(self, batch: Batch) -> list[int]:
@@ -346,9 +355,22 @@ def describe_build_failure(subject: str, error: BaseException) -> str:
 
 def _find_line(error: BaseException) -> str:
     """Return the file's name and the line of the user's code that failed; empty if it was elsewhere."""
+    frame = _own_frame(error)
+    return f"{Path(frame.filename).name}:{frame.lineno}" if frame else ""
+
+
+def _own_frame(error: BaseException) -> traceback.FrameSummary | None:
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame)]
     own = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
-    return f"{Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
+    return own[-1] if own else None
+
+
+def _find_beside(error: FileNotFoundError) -> str:
+    """Return the name of a missing file that is in the folder of the user's code; empty if it is not there."""
+    frame, name = _own_frame(error), error.filename
+    if frame is None or not isinstance(name, str):
+        return ""
+    return name if (Path(frame.filename).parent / name).exists() else ""
 
 
 def _import_fix(error: BaseException) -> str:

@@ -42,6 +42,14 @@ Script = Literal[
 ]
 
 _TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+_LINES = [
+    f"{first}<{tag}>{line}First.\nSecond.{line}</{tag}>{between}<answer>{line}4{line}</answer>{first}"
+    for tag in ("think", "thinking", "reasoning")
+    for line in ("", "\n")
+    for between in ("", "\n")
+    for first in ("", "\n")
+]
+"""Completions whose thinking has several lines, with line breaks in the usual places."""
 _SECTIONS = re.compile(r"<think>(.*)</think>\s*<answer>(.*)</answer>", re.DOTALL)
 _STEP = re.compile(
     r"(?:[\s>#*_]{0,8}(?:step\s{0,3}[0-9]{1,3}\b|[0-9]{1,3}[.)](?![0-9]))[\s.:)*_-]{0,8}"
@@ -93,6 +101,10 @@ class RegexParams(RewardParams):
             message = f"{self.pattern!r:.60} matches every text, so every completion scores 1"
             fix = "require at least one character (`+` for `*`), or set `full_match: true`"
             return [Issue(message, fix, "pattern", level="warning")]
+        across = re.compile(self.pattern, self._compiled.flags | re.DOTALL)
+        if any(across.search(text) for text in _LINES) and not any(map(self._match, _LINES)):
+            message = f"`.` of {self.pattern!r:.60} does not match line breaks, so no section may have some"
+            return [Issue(message, "set `flags: [dotall]`", "pattern", level="warning")]
         return []
 
     def _match(self, text: str) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from grpo_cli.errors import RewardError
+from grpo_cli.errors import RewardError, nearest
 from grpo_cli.issues import Issue
 from grpo_cli.recipe.base import Number, OneOrMany
 from grpo_cli.rewards.answers import find_answer
@@ -20,6 +20,14 @@ from grpo_cli.rewards.kinds import find_missing
 JsonPlace = Literal["block", "answer_tag", "text"]
 _DATA = ("const", "default", "enum", "examples")
 """Keywords of schemas that hold values, not schemas."""
+_NAMED = ("$defs", "definitions", "dependentSchemas", "patternProperties", "properties")
+"""Keywords whose value holds schemas by names of its own."""
+_NOTES = frozenset(
+    "$anchor $comment $dynamicAnchor $id $schema $vocabulary additionalItems contentEncoding contentMediaType "
+    "contentSchema default dependencies deprecated description else examples maxContains minContains readOnly "
+    "then title writeOnly".split()
+)
+"""Keywords that check nothing by themselves, or do in other versions."""
 Check = Callable[[Any], str]
 """Says why a value does not match; empty if it does."""
 
@@ -74,7 +82,7 @@ class JsonParams(RewardParams):
         except RewardError as error:
             issue = error.as_issue("path" if self.path else "json_schema")
             return [replace(issue, fix=issue.fix or "correct the schema")]
-        return []
+        return list(_find_misspelt(self.json_schema, "json_schema"))
 
     def gold_fault(self, batch: Batch, row: int) -> Issue | None:
         """Return why the row's schema cannot be used; a row may have none."""
@@ -142,6 +150,23 @@ def _find_references(schema: Any) -> Iterator[str]:
                 yield value
             elif key not in _DATA and not (isinstance(value, dict) and "$id" in value):
                 yield from _find_references(value)
+
+
+def _find_misspelt(schema: Any, path: str) -> Iterator[Issue]:
+    """Find keywords that are almost one of JSON Schema, which ignores those that it does not know."""
+    from jsonschema import Draft202012Validator
+
+    known = {*Draft202012Validator.VALIDATORS, *_NOTES, *_NAMED}
+    for key, value in schema.items() if isinstance(schema, dict) else ():
+        place = f"{path}.{key}"
+        if key not in known and (close := nearest(key, known)):
+            seen = f"JSON Schema has no keyword `{key}`, and ignores it"
+            yield Issue(seen, f"write `{close}`", place, level="warning")
+        for inner in value.values() if key in _NAMED and isinstance(value, dict) else ():
+            yield from _find_misspelt(inner, place)
+        for inner in value if isinstance(value, list) else [value]:
+            if key not in _DATA and key not in _NAMED:
+                yield from _find_misspelt(inner, place)
 
 
 def _refuse_constant(name: str) -> None:

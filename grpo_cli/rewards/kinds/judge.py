@@ -35,7 +35,10 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _KEY = re.compile(r"(?=.*[a-z])(?=.*[0-9]).{20,}")
 """What no environment variable is called, and many keys look like."""
 _FILE = re.compile(r"\S+\.(?:txt|md|jinja2?|j2|ya?ml|json)")
-_TEMPLATE = re.compile(r"\{\{\s*(\w+)[^{}]*\}\}")
+_TEMPLATE = re.compile(
+    r"\{\{\s*(\w+)[^{}]*\}\}"
+    r"|(?<![\w{])\{(answer|reference\w*|gold\w*|solution|ground_truth|target)\}"
+)
 _CACHE_VERSION = 1
 """Raise it if verdicts of the same request would mean something else."""
 _ONE = '{"reason": "<one short sentence>", "score": <number>}'
@@ -167,7 +170,8 @@ class JudgeParams(RewardParams):
             faults.append(Issue(message, "write the text itself", "rubric", level="warning"))
         if column := _TEMPLATE.search(self.rubric):
             message = f"`{column[0]}` is not filled in: the judge reads it as it is"
-            fix = f"write `reference: {column[1]}`, which shows the judge that column, and leave it out"
+            name = column[1] or column[2]
+            fix = f"write `reference: {name}`, which shows the judge that column, and leave it out"
             faults.append(Issue(message, fix, "rubric", level="warning"))
         return faults
 

@@ -25,7 +25,7 @@ CASES = [
     (["training.beta=0.1", "training.sync_ref_model=true", "model.lora.r=8"], "training.sync_ref_model",
      "error", "TRL cannot do this with LoRA"),
     (["rewards=[{kind: math, answer: answer, timeout_s: 5000}]"], "rewards.0.timeout_s", "warning",
-     "more than `launch.stall_timeout_s` (3600)"),
+     "5000 is in seconds"),
     (["rewards=[{kind: math, answer: answer}, {kind: repetition, weight: -0.5}]"], "rewards.1.weight",
      "warning", "rewards what it is a penalty for"),
     (["rewards=[{kind: math, answer: answer}, {kind: math, answer: answer}]"], "rewards.1", "warning",

@@ -20,6 +20,12 @@ from grpo_cli.recipe.yaml_tree import read_text
         (r"""system: "Write \boxed{}." """, "reads \\b as one"),
         (r"""system: "a\tb" """, ""),
         (r"""columns: {a: {from: a, regex: '\b7'}}""", ""),
+        (r"""rewards: [{kind: regex, pattern: '\boxed\{'}]""", r"it never matches \boxed"),
+        (r"""rewards: [{kind: regex, pattern: '\\boxed\{'}]""", ""),
+        ("episode: {tool_timeout_s: 10000}", "10000 is in seconds, so it allows 2h46m"),
+        ("episode: {tool_timeout_s: 1800}", ""),
+        ("launch: {stall_timeout_s: 10000}", ""),
+        ("rewards: [{kind: code, seconds_per_test: 5000}]", "5000 is in seconds"),
     ],
 )
 def test_texts_that_yaml_reads_otherwise_are_found(text, seen):
