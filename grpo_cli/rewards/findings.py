@@ -1,7 +1,6 @@
 """What is wrong with rewards, as their scores of made-up answers show."""
 
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import mean, median
 from typing import TYPE_CHECKING, Any
@@ -22,8 +21,6 @@ FEW_HACKED, MOST_HACKED = 0.15, 0.2
 warning (one in ten sums of digits, such as `0 + 5`, ends with its answer), beyond the second an error."""
 LONGEST_GOLD = 60
 """Characters that half of the golds may pass before they look like whole solutions."""
-MOST_LETTERS = 30
-"""Letters that half of the golds of `math` may pass before they look like sentences."""
 MOST_UNCOVERED = 0.5
 """Share of rows to which no reward may apply before it is an error."""
 MOST_OUTWEIGHED = 10
@@ -102,8 +99,7 @@ def _check_gold_length(table: "Table", index: int) -> Iterator[Issue]:
         return
     length = median(map(len, golds.values()))
     lines = median(len(gold.splitlines()) for gold in golds.values())
-    is_prose = table.rewards[index].kind == "math" and _has_words(golds)
-    if length > LONGEST_GOLD or lines > 1 or is_prose:
+    if length > LONGEST_GOLD or lines > 1:
         row, first = next(iter(golds.items()))
         yield Issue(
             f"the golds are long (median {length:,.0f} characters, {lines:.0f} lines; "
@@ -113,12 +109,6 @@ def _check_gold_length(table: "Table", index: int) -> Iterator[Issue]:
             path=f"rewards.{index}.{source[0]}",
             level="warning",
         )
-
-
-def _has_words(golds: Mapping[int, str]) -> bool:
-    """Return whether half of the golds are sentences; `math` reads them without spaces."""
-    texts = (re.sub(r"\\[A-Za-z]+", "", gold) for gold in golds.values())
-    return median(sum(map(str.isalpha, text)) for text in texts) > MOST_LETTERS
 
 
 def check_gold_fits(table: "Table", encode: "Encode | None", limit: int) -> Iterator[Issue]:

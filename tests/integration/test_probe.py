@@ -319,12 +319,22 @@ def test_a_reward_that_other_prompts_change_is_noted(probe, tmp_path):
         "    return [size / own for size, own in zip(sizes, most)]\n"
         "from random import random\n"
         "def at_random(completions, **kwargs):\n    return [random() for _ in completions]\n"
+        "def right(texts, answers):\n    return [float(str(a) in t) for t, a in zip(texts, answers)]\n"
+        "def alone(completions, answer):\n    return right([c[0]['content'] for c in completions], answer)\n"
+        "def of_first(completions, answer):\n    return alone([completions[0]] * len(completions), answer)\n"
+        "def of_group(completions, answer):\n"
+        "    return alone(completions, [each for each in answer for _ in range(4)])\n"
     )
-    names = ("over_all", "in_group", "at_random")
+    names = ("over_all", "in_group", "at_random", "alone", "of_first", "of_group")
     rewards = [{"kind": "python", "path": f"./mine.py:{name}"} for name in names]
     found = probe(changed(rewards=rewards), quick=True)
-    (finding,) = [each for each in found.findings if each.subject == "rewards: batch"]
-    assert (finding.path, finding.level) == ("rewards.0", "note")
+    findings = [each for each in found.findings if each.subject == "rewards: batch"]
+    assert [(each.path, each.level) for each in findings] == [
+        ("rewards.0", "note"),
+        ("rewards.4", "warning"),
+        ("rewards.5", "warning"),
+    ]
+    assert "the score of the first one" in findings[1].seen
 
 
 def test_a_reward_that_never_ends_is_found(probe, tmp_path, monkeypatch):

@@ -162,8 +162,8 @@ def _find_misspelt(schema: Any, path: str) -> Iterator[Issue]:
         if key not in known and (close := nearest(key, known)):
             seen = f"JSON Schema has no keyword `{key}`, and ignores it"
             yield Issue(seen, f"write `{close}`", place, level="warning")
-        for inner in value.values() if key in _NAMED and isinstance(value, dict) else ():
-            yield from _find_misspelt(inner, place)
+        for name, inner in value.items() if key in _NAMED and isinstance(value, dict) else ():
+            yield from _find_misspelt(inner, f"{place}.{name}")
         for inner in value if isinstance(value, list) else [value]:
             if key not in _DATA and key not in _NAMED:
                 yield from _find_misspelt(inner, place)

@@ -23,10 +23,12 @@ from grpo_cli.rewards.answers import (
     tidy,
     unwrap,
 )
-from grpo_cli.rewards.contract import Batch, RewardParams, Score, TimeLimit
+from grpo_cli.rewards.contract import Batch, RewardParams, Score, TimeLimit, suggest_extraction
 
 _WORDS = re.compile(r"[A-Za-z][A-Za-z' ,.-]*")
 _WORD = re.compile(r"(?<![\\A-Za-z])(?<!\\begin\{)(?<!\\end\{)[A-Za-z]{3,}")
+_SENTENCE = 5
+"""Words that an answer may have before it looks like a solution."""
 _FUNCTIONS = frozenset("sin cos tan cot sec csc sqrt log exp arcsin arccos arctan det".split())
 _SPACE = re.compile(r"(?<![0-9])\s+|\s+(?![0-9])")
 """White space without meaning; between two digits it has one: `2 3` is not `23`."""
@@ -85,6 +87,9 @@ class MathParams(RewardParams):
         if _DECIMAL_COMMA.fullmatch(gold.text):
             fix = "write it with a point, such as 1234.50"
             return Issue(f"{alike} it has a decimal comma", fix, "answer", level="warning")
+        if len(words := _WORD.findall(gold.text)) > _SENTENCE:
+            seen = f"{alike} it has {len(words)} words"
+            return Issue(seen, suggest_extraction(self.answer), "answer", level="warning")
         plain = re.sub(r"\\[{}]", "", gold.text)
         if plain.count("{") != plain.count("}"):
             seen = f"{alike} it has a brace without its partner"

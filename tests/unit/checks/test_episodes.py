@@ -75,6 +75,13 @@ def test_the_sum_of_turns_is_shown(tmp_path):
     assert "2 turns of 1 token and 1 result of 50 tokens are 52" in seen
 
 
+def test_a_prompt_with_almost_the_name_of_a_tool_is_named(tmp_path):
+    system = "prompt: {system: Call python_codes(code) or think(hard)., "
+    text = GOOD.replace("prompt: {", system, 1) + "tools: [{kind: python_code}]\n"
+    seen = find(tmp_path, text)["dataset.prompt.system"].seen
+    assert "names `python_codes`, and the tool is `python_code`" in seen
+
+
 def test_a_prompt_of_plain_text_is_no_dialogue(tmp_path):
     rows = "  rows:\n    - {prompt: one, answer: 1}\n    - {prompt: two, answer: 2}\n"
     start, _, rest = GOOD.partition("  prompt:")

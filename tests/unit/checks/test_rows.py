@@ -30,6 +30,8 @@ CASES = [
      "there is no gold, so the reward gives no score: None"),
     ({"a.jsonl": GOOD_ROW.replace("1", "1,169")}, f"{USER}\n  {REGEX % '#### ([0-9]+)'}", "columns.answer.regex",
      "takes '1' and leaves ',169' behind it"),
+    ({"a.jsonl": r'{"question": "q", "answer": "2 and 1.\\n#### 3"}'}, f"{USER}\n  {REGEX % '([0-9]+)'}",
+     "columns.answer.regex", "takes '2' and leaves '#### 3' behind it"),
     ({"a.jsonl": r'{"question": "q", "answer": "\\boxed{\\frac{1}{2}}"}'}, f"{USER}\n  {REGEX % r'boxed.(.+?)}'}",
      "columns.answer.regex", r"takes '\\frac{1' and leaves '}'"),
     ({"a.jsonl": GOOD_ROW + GOOD_ROW.replace("1", "2")}, f"{USER}\n  {REGEX % '(####) (.+)'}",

@@ -11,6 +11,9 @@ from grpo_cli.recipe.model import ModelConfig
 
 HEADER = json.dumps({"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
 WEIGHTS = struct.pack("<Q", len(HEADER)) + HEADER + bytes(8)
+EMPTY = json.dumps({"a.weight": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}}).encode()
+GATHERED_NOT = struct.pack("<Q", len(EMPTY)) + EMPTY + b" "
+INDEX = b'{"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}'
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
 WHOLE = {"tokenizer.json": b"{}", "model.safetensors": WEIGHTS}
 
@@ -33,6 +36,8 @@ def problems(folder: Path, files: dict, config: dict) -> list[str]:
         ({"model.safetensors": b""}, {}, "has no safetensors header"),
         ({"model.safetensors": WEIGHTS[:-1]}, {}, "is cut short: "),
         ({"model.safetensors": WEIGHTS[:20]}, {}, "has no safetensors header"),
+        ({"model.safetensors": GATHERED_NOT}, {}, "1 of 1 weights of "),
+        ({"model.safetensors.index.json": INDEX}, {}, "lacks model-2.safetensors, which "),
         ({"tokenizer.json": b""}, {}, "tokenizer.json is empty"),
         ({"tokenizer.json": None}, {}, "holds no tokenizer but config.json, model.safetensors"),
         ({}, {"model_type": None}, "config.json has no `model_type`"),

@@ -104,6 +104,11 @@ def test_a_folder_without_config_lists_what_is_there(tmp_path: Path):
     assert "holds no config.json but model.safetensors, notes.txt" in problem.seen
 
 
+def test_shards_of_verl_are_to_be_merged(tmp_path: Path):
+    (tmp_path / "model_world_size_2_rank_0.pt").touch()
+    assert "verl.model_merger merge" in refusal(path=str(tmp_path)).fix
+
+
 def test_an_empty_folder(tmp_path: Path):
     assert "holds no config.json but nothing" in refusal(path=str(tmp_path)).seen
 

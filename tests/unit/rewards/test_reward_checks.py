@@ -220,6 +220,22 @@ def test_a_key_in_place_of_its_variables_name_is_never_shown(check, secret):
             "(`+` for `*`)",
         ),
         (
+            {"kind": "regex", "pattern": r"^<think>\n.*\n</think>\s*<answer>.*?</answer>$"},
+            [{}],
+            "warning",
+            "pattern",
+            "does not match line breaks",
+            "set `flags: [dotall]`",
+        ),
+        (
+            {"kind": "json", "json_schema": {"properties": {"title": {"typ": "string"}}}},
+            [{}],
+            "warning",
+            "json_schema.properties.title.typ",
+            "no keyword `typ`",
+            "write `type`",
+        ),
+        (
             {"kind": "choice"},
             [{"answer": 1}, {"answer": 4}, {"answer": 2}, {"answer": 3}],
             "error",
@@ -300,6 +316,19 @@ def test_a_key_in_place_of_its_variables_name_is_never_shown(check, secret):
             "rubric",
             "`{{ gold }}` is not filled in",
             "write `reference: gold`",
+        ),
+        (
+            {
+                "kind": "judge",
+                "model": "m",
+                "rubric": "Is it {answer}, in {braces} or \\boxed{answer}?",
+                "base_url": "http://localhost:1/v1",
+            },
+            [{}],
+            "warning",
+            "rubric",
+            "`{answer}` is not filled in",
+            "write `reference: answer`",
         ),
     ],
 )

@@ -139,6 +139,9 @@ def test_a_users_error_names_the_row_and_hides_our_frames(tmp_path):
          "make the function `async`"),
         ("import re\ndef f(completions): return [re.search('7', c).end() for c in completions]",
          "test for None first"),
+        ("def f(completions): return [c[0]['content'] for c in completions]", "use it as it is"),
+        ("def f(completions): return [open('mine.py').read() for c in completions]",
+         r"write `Path\(__file__\).parent / 'mine.py'`"),
     ],
 )  # fmt: skip
 def test_a_fix_fits_what_a_function_did(tmp_path, source, fix):
