@@ -269,8 +269,7 @@ def _check_seen(
         if loaded.recipe is not None and not images:
             problems += find_unused_images(loaded.recipe, seen.sample)
         golds = list(_check_golds(loaded, params, batch, "rows"))
-        problems += check_shown_golds(dataset, params)
-        problems += check_asked_place(dataset, params)
+        problems += [*check_shown_golds(dataset, params), *check_asked_place(dataset, params)]
         problems += golds or check_empty(loaded, dataset, params, seen.train)
     if (held := seen.held) is not None:
         # A column that only one split has is empty in the other.
