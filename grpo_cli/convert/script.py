@@ -353,6 +353,8 @@ class Script:
                 case "train_test_split":
                     fix = "write the share of the rows that is held out, such as 0.05"
                     self._leave("dataset.eval_fraction", change, fix)
+                case "shuffle":
+                    pass  # a training shuffles too
                 case _:
                     made.append(f"line {line_of(change)}: `{code_of(change)}`")
         if made:
@@ -374,7 +376,10 @@ class Script:
                 return call, key, changes
             case ast.Call(func=ast.Attribute(value=inner)):
                 call, split, changes = self._trace_rows(inner)
-                return call, split, [*changes, value]
+                # Alone: before it stand the others.
+                own = ast.copy_location(ast.Attribute(ast.Name("…"), callee(value)), value.func)
+                alone = ast.Call(own, value.args, value.keywords)
+                return call, split, [*changes, ast.copy_location(alone, value)]
         return None, None, []
 
     def _take_held_out(self, value: ast.expr, split: str | None) -> None:

@@ -54,7 +54,7 @@ class Follower:
             self.read()
 
     def read(self) -> tuple[list[dict[str, Any]], list[Symptom]]:
-        """Return new records and new symptoms; none of a run that has ended, whose summary shows them.
+        """Return new records and new symptoms; none of a run that has ended or stops, whose summary shows them.
 
         Raises:
             UsageError: The run's status cannot be read.
@@ -63,7 +63,7 @@ class Follower:
         self._note_progress()
         known = set() if self._metrics is not self.run.metrics else set(self.symptoms)
         symptoms = self._diagnose() if records else []
-        is_over = self.run.status.state in FINAL
+        is_over = self.run.status.state in FINAL or self.run.folder.stop_request.exists()
         return records, [each for each in symptoms if each.rule not in known and not is_over]
 
     @property

@@ -186,7 +186,7 @@ def test_arguments_in_a_mapping_are_read():
     [
         ("load_dataset('d/x')", {"path": "d/x"}, set()),
         ("load_dataset('d/x', split='train[:9]')", {"path": "d/x", "split": "train[:9]"}, set()),
-        ("load_dataset('d/x')['train'].shuffle()", {"path": "d/x", "split": "train"}, {"prompt"}),
+        ("load_dataset('d/x')['train'].shuffle()", {"path": "d/x", "split": "train"}, set()),
         (
             "load_dataset('d/x', split='dev').train_test_split(0.1)['train']",
             {"path": "d/x", "split": "dev"},

@@ -249,9 +249,13 @@ def test_lines_of_held_out_results_say_how_answers_were_drawn():
     assert format_event(evaluated) == "step 4 eval reward 0.190"
 
 
-def test_a_run_that_has_ended_leaves_its_warnings_to_the_summary(tmp_path, make_sick):
+@pytest.mark.parametrize("state", ["completed", "running"])
+def test_a_run_that_ends_leaves_its_warnings_to_the_summary(tmp_path, make_sick, state):
     run = make_run(tmp_path)
-    StatusFile(run.status).update(state="completed")
+    StatusFile(run.status).update(state=state)
+    if state == "running":
+        run.stop_request.parent.mkdir(exist_ok=True)
+        run.stop_request.touch()
     make_sick(run, step=3)
     assert Follower(run).read()[1] == []
 
