@@ -107,7 +107,7 @@ def _print_result(result: "EnvironmentTestResult") -> None:
     if result.agents and not result.failed:
         has_gold = any(agent.name == "gold" for agent in result.agents)
         no_gold = "no errors, but see above" if result.problems else "nothing is wrong"
-        no_gold += "; that playing right wins was not tried, since there is no gold"
+        no_gold += "; whether playing right wins was not tried: there is no gold"
         verdict = "the gold wins, and nothing else does" if has_gold else no_gold
         console.print(output.marked("ok", verdict))
 

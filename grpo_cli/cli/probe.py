@@ -161,7 +161,7 @@ def _signal(probe: "Probe") -> Iterator[Table | Text]:
     yield table
     yield Text(
         f"{signal.prompts} prompts × {signal.completions // signal.prompts} completions; "
-        f"{signal.frac_reward_zero_std:.0%} of groups have the same score throughout, which gives no gradient"
+        f"groups without a gradient, as all score the same: {signal.frac_reward_zero_std:.0%}"
     )
     for rate in signal.pass_rates:
         yield Text(
