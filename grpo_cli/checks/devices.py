@@ -347,6 +347,10 @@ def check_precision(recipe: Recipe, hardware: Hardware) -> Iterator[Issue]:
         yield Issue(
             seen, "set `dtype: float32`: it is computed in float16 all the same", "model.dtype"
         )
+    attention = str(recipe.model.attn_implementation)
+    if attention.startswith("flash_attention") and mixed is None and dtype == "float32":
+        seen = f"{attention} computes in 16 bits alone, and these weights are float32 without `bf16` or `fp16`"
+        yield Issue(seen, "set `training.bf16: true`", "model.attn_implementation", level="warning")
     batching = recipe.generation.backend == "transformers_continuous_batching"
     if batching and mixed not in (None, trained):
         seen = f"before each sampling it turns the whole model to {mixed}, and rounds the trained weights with it"

@@ -232,3 +232,9 @@ def _check_template(recipe: Recipe) -> Iterator[Issue]:
     if template == "":
         seen = f"{_DIALOGUE}, and the tokenizer of {recipe.model.path} has none"
         yield Issue(seen, "set `model.chat_template`", "model.path")
+    elif template and recipe.tools and not re.search(r"\btools\b", template):
+        from grpo_cli.environments.contract import tool_template_fix
+
+        seen = "the chat template does not read `tools`, so the model would not see those of the recipe"
+        path = "model.chat_template" if recipe.model.chat_template else "model.path"
+        yield Issue(seen, tool_template_fix(), path, level="warning")

@@ -1,5 +1,6 @@
 """Arguments and options that several commands share."""
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,6 +21,14 @@ def _as_run(given: str) -> Path:
     return find_run(RUNS, given).path
 
 
+def _as_side(given: str) -> str:
+    """Return a result, or a run by its name, with the `:NAME` of a model behind it; a run becomes its path."""
+    has_name = ":" in given and not Path(given).exists()
+    source, _, name = given.rpartition(":") if has_name else (given, "", "")
+    path = os.path.relpath(_as_run(source))
+    return f"{path}:{name}" if name else path
+
+
 def _argument(metavar: str, text: str) -> Any:
     return typer.Argument(metavar=metavar, help=text, parser=_as_run)
 
@@ -31,6 +40,14 @@ Gpus = Annotated[
 ]
 Run = Annotated[Path, _argument("RUN", _NAMED)]
 Runs = Annotated[list[Path], _argument("RUN...", _NAMED)]
+EvalSide = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN|FILE",
+        help="A run, by path or name, a result or its folder; RUN:NAME for one of several models.",
+        parser=_as_side,
+    ),
+]
 RunOrDir = Annotated[Path, _argument("RUN|DIR", "A run, by path or name, or an exported folder.")]
 RunOrRecipe = Annotated[Path, _argument("RUN|RECIPE", "A run, by path or name, or a recipe.")]
 RunOrResult = Annotated[

@@ -13,7 +13,7 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from grpo_cli.cli import output
-from grpo_cli.cli.arguments import AsJson, Overrides, RunOrRecipe, RunOrResult
+from grpo_cli.cli.arguments import AsJson, EvalSide, Overrides, RunOrRecipe, RunOrResult
 from grpo_cli.errors import ExitCode
 from grpo_cli.units import format_duration
 
@@ -130,17 +130,11 @@ def show(
 
 @app.command()
 def compare(
-    first: Annotated[
-        str,
-        typer.Argument(
-            metavar="A",
-            help="A result, its folder or its run; A:NAME for one of several models.",
-        ),
-    ],
-    second: Annotated[str, typer.Argument(metavar="B", help="Another, on the same prompts.")],
+    first: EvalSide,
+    second: EvalSide,
     json: AsJson = False,
 ) -> None:
-    """Compare two results prompt by prompt: B minus A."""
+    """Compare two results on the same prompts, prompt by prompt: the second minus the first."""
     from grpo_cli.eval.result import compare_results
 
     output.show(compare_results(first, second), _print_comparison, as_json=json)

@@ -85,7 +85,9 @@ def train(
         _print_plan(prepared.folder, prepared.plan, as_json=json)
         return
     with shown(prepared.recipe, reporter) if dashboard else contextlib.nullcontext():
-        code = _run(prepared, reporter, probe=not (no_probe or request.wanted), as_json=json)
+        # A named run may be resumed on several machines at once, as jobs do.
+        probe = prepared.is_new and not (no_probe or (request.wanted and run_id))
+        code = _run(prepared, reporter, probe=probe, as_json=json)
     raise typer.Exit(code)
 
 

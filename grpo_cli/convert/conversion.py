@@ -233,7 +233,9 @@ def translate(
         report.to_do.setdefault("model.path", "name the model: a hub id or a folder")
     model = report.recipe.get("model", {})
     if model.get("dtype") == "bfloat16" and not (model.get("lora") or model.get("quantization")):
-        report.add("model.dtype", "float32", "was bfloat16, which rounds most updates away")
+        report.replace_value(
+            "model.dtype", "float32", "was bfloat16, which rounds most updates away"
+        )
     for target in _PATHS:
         _anchor(report, target, here, folders[0])
     return report

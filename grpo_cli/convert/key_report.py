@@ -3,7 +3,7 @@
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from typing import Any, Literal, cast
@@ -126,6 +126,13 @@ class KeyReport:
         origin = self.origin(key)
         location = locate(self.source, origin, key=True)
         self._entries[origin] = Entry(dotted(origin), location, target, note)
+
+    def replace_value(self, target: str, value: Any, note: str) -> None:
+        """Put another value into the recipe than the source has, with the reason."""
+        self.add(target, value, note)
+        for key, entry in self._entries.items():
+            if entry.target == target:
+                self._entries[key] = replace(entry, note=note)
 
     def drop(self, key: Path, reason: str) -> None:
         """Record a key without a place in a recipe."""

@@ -4,6 +4,8 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, ClassVar
 
 from grpo_cli.errors import RunError
@@ -136,3 +138,14 @@ class EnvironmentSource:
     has_tools: bool = False
     """Whether its environments have tools."""
     close: Callable[[], None] = lambda: None
+
+
+def tool_template_fix() -> str:
+    """Return what helps a model whose chat template has no tools, or none whose calls can be read."""
+    spec = find_spec("trl")
+    folder = Path(str(spec.origin)).parent if spec else Path("trl")
+    return (
+        f"set `model.chat_template` to a copy of one of TRL's that has the model's special tokens, such as "
+        f"{folder / 'chat_templates' / 'qwen2_5.jinja'} for `<|im_start|>`, or take a model that was trained to "
+        "call tools"
+    )

@@ -8,7 +8,7 @@ from typing import Any
 
 from grpo_cli.data.images import images_of, in_parts
 from grpo_cli.environments.calls import Content, as_text
-from grpo_cli.environments.contract import EpisodeError, Tool
+from grpo_cli.environments.contract import EpisodeError, Tool, tool_template_fix
 from grpo_cli.fast.prompts import apply_template, begins_itself
 from grpo_cli.models.processor import tokenizer_of
 from grpo_cli.rewards.answers import after_thinking
@@ -18,7 +18,6 @@ _QUESTION: Message = {"role": "user", "content": "q"}
 _MARK = "ANSWER-8d1f"
 """Stands for an answer."""
 _LEFT_OUT = " … [shortened] … "
-_TEMPLATE_FIX = "Fix: set `model.chat_template` to one with tools, or take a model that was trained to call tools"
 
 
 @dataclass(frozen=True)
@@ -95,7 +94,7 @@ class Dialogue:
 
         if not supports_tool_calling(self._renderer):
             raise EpisodeError(
-                f"the model's chat template leaves out tools, calls or their results. {_TEMPLATE_FIX}"
+                f"the model's chat template leaves out tools, calls or their results. Fix: {tool_template_fix()}"
             )
         own = ("response_template", "response_schema")
         if all(getattr(self.tokenizer, name, None) is None for name in own):
@@ -104,7 +103,7 @@ class Dialogue:
             except ValueError as error:
                 raise EpisodeError(
                     "how the model writes calls is not known: its tokenizer has no response template, and TRL "
-                    f"does not know its chat template. {_TEMPLATE_FIX}"
+                    f"does not know its chat template. Fix: {tool_template_fix()}"
                 ) from error
         if is_chat_template_prefix_preserving(self._renderer):
             return
@@ -113,7 +112,7 @@ class Dialogue:
         except ValueError as error:
             raise EpisodeError(
                 "the chat template changes a call once its result follows, and TRL has no other for this model. "
-                f"{_TEMPLATE_FIX}"
+                f"Fix: {tool_template_fix()}"
             ) from error
 
     def encode_prompt(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
@@ -150,7 +149,7 @@ class Dialogue:
         if whole[: len(start)] != start:
             raise EpisodeError(
                 "the chat template changes a call once its result follows, so the results cannot be cut out of "
-                f"what it renders. {_TEMPLATE_FIX}"
+                f"what it renders. Fix: {tool_template_fix()}"
             )
         return whole[len(start) :]
 

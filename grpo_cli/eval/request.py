@@ -155,6 +155,13 @@ def _read_recipe(source: Path, overrides: list[str] | None) -> Recipe:
             "--set changes recipes, and a run keeps the one it was trained with. "
             "Fix: name the recipe, and the run's model with --model"
         )
+    if any((source / name).is_file() for name in ("config.json", "adapter_config.json")):
+        # An export holds the recipe too.
+        beside = source / "recipe.yaml"
+        raise UsageError(
+            f"{source} is a model, not a run or a recipe. "
+            f"Fix: grpo eval {beside if beside.is_file() else 'RECIPE'} --model {source}"
+        )
     run = RunFolder(source) if source.is_dir() else None
     recipe = run.read_recipe() if run else check_recipe(source, overrides).recipe
     if not recipe.rewards:

@@ -96,6 +96,11 @@ def plan_resumption(
     if not known:
         return None
     step = max(known) if step is None else step
+    if 0 < (planned := int(read_setting(recipe, "max_steps") or 0)) < step:
+        raise UsageError(
+            f"the run has done {step} steps, more than `training.max_steps: {planned}`. Fix: set `max_steps: "
+            f"{step}` to end it there, a higher one to train on, or name an earlier checkpoint with --resume-from"
+        )
     changed = list_changes(run, recipe, plan, force=force)
     if not force:
         syncs = read_setting(recipe, "sync_ref_model")

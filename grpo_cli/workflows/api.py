@@ -119,7 +119,8 @@ def train(
     prepared = prepare(
         Path(path), _as_flags(overrides), Path(runs), request, reporter, dry_run=False
     )
-    report, _ = supervise(prepared, reporter, probe=probe and not resume)
+    probe = probe and prepared.is_new and not (resume and run_id)
+    report, _ = supervise(prepared, reporter, probe=probe)
     if report.status.state == "failed":
         raise RunError(f"{report.status.reason}. Fix: see {report.folder.log}")
     return Run(report.folder)

@@ -77,6 +77,11 @@ class PreparedRun:
     anew: bool = False
     """Whether an earlier attempt in this folder saved no checkpoint."""
 
+    @property
+    def is_new(self) -> bool:
+        """Whether nothing was trained in the folder yet."""
+        return not (self.finished or self.anew or self.resumption)
+
 
 def prepare(
     path: Path,

@@ -110,6 +110,9 @@ def test_results_are_shown_and_compared_and_floors_are_kept(trained):
     shown = trained.grpo("eval", "show", trained.run)
     assert shown.returncode == 0, shown.stderr
     assert "with the first batch" not in shown.stdout
+    name = trained.run.parent.name
+    named = trained.grpo("eval", "compare", f"{name}:final", name, "--json")
+    assert json.loads(named.stdout)["prompts"] == 12, named.stderr
     compared = trained.grpo("eval", "compare", "b", "a", "--json")
     assert json.loads(compared.stdout)["prompts"] == 12
     other = trained.grpo("eval", "compare", "a", "c")

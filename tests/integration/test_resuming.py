@@ -285,6 +285,8 @@ def test_a_completed_run_is_left_alone_and_may_be_prolonged(copied):
     assert "changed: training.max_steps: 2 → 3" in done.stderr
     assert copied.status()["step"] == 3
     assert len(steps_of(copied)) == 3
+    done = train(copied, *sets(save_steps=1), "--resume", steps=1, code=2)
+    assert "has done 3 steps, more than `training.max_steps: 1`" in done.stderr
 
 
 def test_an_earlier_checkpoint_is_named_and_what_came_later_is_kept_aside(copied):

@@ -82,6 +82,19 @@ def test_a_prompt_with_almost_the_name_of_a_tool_is_named(tmp_path):
     assert "names `python_codes`, and the tool is `python_code`" in seen
 
 
+def test_a_template_without_tools_is_named_with_one_that_has_them(tmp_path):
+    text = GOOD.replace(
+        "  path: tiny\n", "  path: tiny\n  chat_template: '{{ messages }}{READS}'\n"
+    )
+    text += "tools: [{kind: python_code}]\n"
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "tiny" / "tokenizer.json").touch()
+    issue = find(tmp_path, text.replace("{READS}", ""))["model.chat_template"]
+    assert issue.fix.count("chat_templates/qwen2_5.jinja") == 1
+    assert "model.chat_template" not in find(tmp_path, text.replace("{READS}", "{{ tools }}"))
+
+
 def test_a_prompt_of_plain_text_is_no_dialogue(tmp_path):
     rows = "  rows:\n    - {prompt: one, answer: 1}\n    - {prompt: two, answer: 2}\n"
     start, _, rest = GOOD.partition("  prompt:")

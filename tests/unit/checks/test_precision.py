@@ -30,6 +30,13 @@ def test_an_emulated_precision_is_told(tmp_path, hardware, flags, expected):
 GPUS = Hardware(gpus=2, cpus=2, names=("0", "1"))
 
 
+@pytest.mark.parametrize(("flags", "said"), [(["training.bf16=false"], True), ([], False)])
+def test_flash_attention_needs_16_bits(tmp_path, flags, said):
+    settings = ["model.dtype=float32", "model.attn_implementation=flash_attention_2", *flags]
+    found = check_precision(load_recipe(write_recipe(tmp_path), settings), GPUS)
+    assert [each.path for each in found] == ["model.attn_implementation"] * said
+
+
 def test_fp16_with_all_weights_in_float16_is_refused(tmp_path):
     def check(*flags):
         recipe = load_recipe(write_recipe(tmp_path), ["training.fp16=true", *flags])

@@ -74,3 +74,12 @@ def test_a_named_backend_is_taken(tmp_path, monkeypatch):
         assert pick(tmp_path, monkeypatch, GPUS, "0.31.0", "auto", backend=backend) == backend
     with pytest.raises(UsageError, match="there is no --backend tgi"):
         pick(tmp_path, monkeypatch, GPUS, "0.31.0", "auto", backend="tgi")
+
+
+def test_an_exported_model_is_measured_with_a_recipe(tmp_path):
+    for name in ("config.json", "recipe.yaml"):
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(
+        UsageError, match=f"Fix: grpo eval {tmp_path}/recipe.yaml --model {tmp_path}"
+    ):
+        make_request(tmp_path, None, EvalOptions())
