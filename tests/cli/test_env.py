@@ -129,9 +129,9 @@ FAULTS = {
         SEARCH.replace("query: str", "query"),
         TOOLS,
         "error",
-        "search() cannot be described to the model: Argument query is missing a type hint",
+        "search() cannot be described to the model: `query` has no type hint",
     ),
-    "no docstring": (BARE, TOOLS, "error", "search() cannot be described to the model: Cannot generate"),
+    "no docstring": (BARE, TOOLS, "error", "`query` has no line under `Args:` in the docstring"),
     "names that clash": (
         SEARCH,
         TOOLS.replace("tools:\n", "tools:\n  - {{kind: function, path: ./game.py:search}}\n"),

@@ -1,12 +1,14 @@
 """The tool `function`: a function of the user's, described by its type hints and docstring."""
 
+import ast
 import inspect
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 from grpo_cli.environments.contract import EpisodeError, Tool, ToolParams, ToolSource
 from grpo_cli.issues import Issue
-from grpo_cli.user_code import SourceError, find_name, load_name
+from grpo_cli.user_code import Function, SourceError, find_name, load_name
 
 
 class FunctionToolParams(ToolParams):
@@ -25,8 +27,24 @@ class FunctionToolParams(ToolParams):
     """`file.py:function`, relative to the recipe, or `package.module:function`."""
 
     def problems(self) -> list[Issue]:
-        """Report a missing function."""
-        return find_path_faults(self.path)
+        """Report a missing function, and arguments that its schema cannot describe."""
+        return find_path_faults(self.path) or list(self._find_undescribed())
+
+    def _find_undescribed(self) -> Iterator[Issue]:
+        function = find_name(self.path)
+        # A decorator may give it another signature and docstring.
+        if not isinstance(function, Function) or function.decorator_list:
+            return
+        text = ast.get_docstring(function) or ""
+        for argument in (*function.args.args, *function.args.kwonlyargs):
+            lacks = [] if argument.annotation else ["type hint"]
+            if not re.search(rf"^\s*{argument.arg}\b.*:", text, re.MULTILINE):
+                lacks.append("line under `Args:` in the docstring")
+            if lacks:
+                lack = f"`{argument.arg}` has no {' and no '.join(lacks)}"
+                seen = f"{function.name}() cannot be described to the model: {lack}"
+                yield Issue(seen, "add it; the model reads it", "path")
+                return
 
     def tool_names(self) -> list[str]:
         """Return the name of the function."""
