@@ -209,7 +209,7 @@ def check_texts_of_rows(dataset: Any, rows: Sequence[Row], split: str) -> Iterat
     templates = [text for _, text in find_templates(dataset) if is_plain(text)]
     named = {"prompt"} if dataset.prompt.user is None else set[str]()
     for name in sorted(named.union(*map(template_columns, templates))):
-        texts = [value if isinstance(value, str) else str(value) for value in _values(rows, name)]
+        texts = [value for value in _values(rows, name) if isinstance(value, str)]
         for pattern, share, seen, fix in _SPOILT:
             found = [match for text in texts if (match := pattern.search(text))]
             if len(found) > len(texts) * share and (

@@ -54,8 +54,8 @@ def take_rewards(
     names = listed_rewards(report)
     if names is not None:
         report.settle(("reward_funcs",), "rewards")
+        alone = isinstance(report.get("reward_funcs"), str)
         for index, name in enumerate(names):
-            alone = isinstance(report.get("reward_funcs"), str)
             key: Path = ("reward_funcs",) if alone else ("reward_funcs", index)
             rewards.append((key, _translate(name, table, report.tool, folders)))
     else:

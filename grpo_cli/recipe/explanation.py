@@ -31,7 +31,7 @@ _NOUNS = {
     "none": "null",
 }
 """What pydantic's error types, without their last word, ask for."""
-_EXAMPLES = {"model.lora": "`lora: {r: 16}`, or remove it"}
+_EXAMPLES = {"model.lora": "`lora: {r: 16}`, or null for none"}
 """What to write in place of a value of another type."""
 _OTHER_NAMES = {
     **dict.fromkeys(("weight", "share", "proportion", "probability"), "ratio"),
@@ -188,7 +188,6 @@ def _explain_place(
     else:
         expectation, fix = _expectation(entries, seen)
         fix = f"write {_EXAMPLES[dotted(path)]}" if dotted(path) in _EXAMPLES else fix
-        fix = "write null" if seen == "None" else fix
     where = locate(tree, path)
     if kind == "grpo_secret":
         # The place of a flag is the flag as written.

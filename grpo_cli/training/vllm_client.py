@@ -65,8 +65,8 @@ class RunClient(VLLMClient):
             # TRL waits for ever for one that answers with an error, as a gateway does whose server has gone.
             if time.monotonic() >= deadline:
                 raise RunError(
-                    f"no healthy vLLM server at {self.base_url} in {total_timeout:g} s. Fix: see its log and "
-                    "restart it; then go on with --resume"
+                    f"no healthy vLLM server at {self.base_url} in {total_timeout:g} s. Fix: see its log, "
+                    "restart it, and resume the run with --resume"
                 )
             self.while_waiting()
             time.sleep(retry_interval)

@@ -157,7 +157,7 @@ class RunGeneration(VLLMGeneration):
         if self.mode == "colocate":
             return "vLLM in this process", "see the stacks at the end of this process's log"
         address = self.vllm_client.base_url
-        fix = "see the server's log and restart it; then go on with --resume"
+        fix = "see the server's log, restart it, and resume the run with --resume"
         if self.accelerator.device.type != "cpu":
             fix += (
                 ". If it waits for tensors, set NCCL_SOCKET_IFNAME for the server and for `grpo train` to the "

@@ -64,7 +64,8 @@ def make_generation(model, folder, port, watch):
 def test_a_server_that_never_answers_ends_the_training_with_a_reason(
     chat_model, tmp_path, monkeypatch, rank, request_path
 ):
-    monkeypatch.setattr(vllm_weights, "_SILENCE_S", 0.3)
+    # Long enough for a busy machine to come to the request.
+    monkeypatch.setattr(vllm_weights, "_SILENCE_S", 2.0)
     monkeypatch.setattr(vllm_weights, "_TICK_S", 0.05)
     seen = []
     with socket.create_server(("127.0.0.1", 0)) as silent:

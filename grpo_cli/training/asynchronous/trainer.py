@@ -116,7 +116,7 @@ class AsyncRunTrainer(AtomicCheckpoints, AsyncGRPOTrainer):
         if self.weight_transfer is None:
             return
         target = f"the vLLM server at {self.args.vllm_server_base_url}"
-        fix = "see the server's log and restart it; then go on with --resume"
+        fix = "see the server's log, restart it, and resume the run with --resume"
         active = watch.active(target, fix)
         for name in ("pause", "send_weights", "resume"):
             setattr(self.weight_transfer, name, active(getattr(self.weight_transfer, name)))

@@ -64,6 +64,15 @@ def test_rows_that_are_not_what_they_are_taken_for_are_named(tmp_path, files, ke
     assert any(each.path == place and seen in each.seen and each.fix for each in found), found
 
 
+def test_line_breaks_of_messages_are_no_escapes(tmp_path):
+    row = CHAT.replace('"u"', r'"Two.\nThree?"')
+    (tmp_path / "a.jsonl").write_text(row)
+    train = "dataset:\n  kind: files\n  train: a.jsonl\nrewards:"
+    text = f"{GOOD.partition('dataset:')[0]}{train}{GOOD.partition('rewards:')[2]}"
+    found = check_recipe(write_recipe(tmp_path, text), hardware=Hardware(gpus=0, cpus=2)).problems
+    assert not [each for each in found if "backslash" in each.seen]
+
+
 FIXES = [
     (["dataset.difficulty=adaptive", "rewards=[{kind: length, target: 3}]"],
      "add one that does, such as `kind: math`"),
