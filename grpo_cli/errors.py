@@ -2,6 +2,9 @@
 
 import difflib
 import json
+import os
+import re
+import sys
 from collections.abc import Iterable
 from enum import IntEnum
 from pathlib import Path
@@ -94,14 +97,67 @@ def check_choice(flag: str, value: str | None, choices: tuple[str, ...]) -> None
         raise UsageError(f"there is no {flag} {value}. Fix: {' or '.join(choices)}")
 
 
+def pip(command: str) -> str:
+    """Return how to give pip a command, such as `install trl`, for the environment of this interpreter.
+
+    Source: the files that uv 0.9 and pipx 1.8 leave in an environment: `uv-receipt.toml`, `pipx_metadata.json`,
+    and `uv` in `pyvenv.cfg`.
+    """
+    import shutil
+
+    prefix, python = Path(sys.prefix), Path(sys.executable)
+    action, _, arguments = command.partition(" ")
+    if (prefix / "pipx_metadata.json").is_file():
+        return f"pipx runpip grpo-cli {command}"
+    if (prefix / "uv-receipt.toml").is_file():
+        if action == "install" and not arguments.startswith("-"):
+            return f"uv tool install{_with(arguments)} {_read_receipt()}"
+        return f"uv pip {action} --python {python} {arguments}"
+    settings = prefix / "pyvenv.cfg"
+    if settings.is_file() and re.search(
+        "^uv = ", settings.read_text(encoding="utf-8"), re.MULTILINE
+    ):
+        is_chosen = (
+            os.environ.get("VIRTUAL_ENV") == str(prefix) or Path(".venv").resolve() == prefix
+        )
+        return f"uv pip {action} {'' if is_chosen else f'--python {python} '}{arguments}"
+    first = shutil.which("pip")
+    return (
+        f"{'' if first and Path(first).parent == python.parent else f'{python} -m '}pip {command}"
+    )
+
+
+def _with(packages: str) -> str:
+    return "".join(f" --with {package}" for package in packages.split())
+
+
+def _read_receipt(extra: str | None = None) -> str:
+    """Return the arguments of `uv tool install` that made this environment, with an extra of ours besides."""
+    import tomllib
+
+    text = (Path(sys.prefix) / "uv-receipt.toml").read_text(encoding="utf-8")
+    parts = []
+    for each in tomllib.loads(text)["tool"]["requirements"]:
+        is_ours = each["name"] == "grpo-cli"
+        extras = sorted({*each.get("extras", ()), *([extra] if is_ours and extra else ())})
+        name = f"{each['name']}[{','.join(extras)}]" if extras else each["name"]
+        path = each.get("editable") or each.get("directory") or each.get("path") or each.get("url")
+        origin = f"git+{each['git']}" if "git" in each else path
+        requirement = f'"{name} @ {origin}"' if origin else f'"{name}{each.get("specifier", "")}"'
+        parts.append(requirement if is_ours else f"--with {requirement}")
+    return " ".join(parts)
+
+
 def install_extra(extra: str) -> str:
     """Return the command that installs an extra of ours from where this grpo came from.
 
     Source: PEP 610, `direct_url.json`.
     """
+    if (Path(sys.prefix) / "uv-receipt.toml").is_file():
+        return f"uv tool install {_read_receipt(extra)}"
     checkout = Path(__file__).parent.parent
     if (checkout / "pyproject.toml").is_file():
-        return f'pip install -e "{checkout}[{extra}]"'
+        return pip(f'install -e "{checkout}[{extra}]"')
     # Importing it takes as long as all else in this module together.
     from importlib import metadata
 
@@ -110,7 +166,7 @@ def install_extra(extra: str) -> str:
     url = origin.get("url", "")
     if vcs := origin.get("vcs_info"):
         url = f"{vcs['vcs']}+{url}@{vcs['commit_id']}"
-    return f'pip install "grpo-cli[{extra}]{f" @ {url}" if url else ""}"'
+    return pip(f'install "grpo-cli[{extra}]{f" @ {url}" if url else ""}"')
 
 
 def nearest(name: str, valid: Iterable[str]) -> str | None:

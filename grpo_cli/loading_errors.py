@@ -11,7 +11,7 @@ from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
 
-from grpo_cli.errors import SetupError
+from grpo_cli.errors import SetupError, pip
 
 Fixes = Sequence[tuple[str, str, str]]
 """(words of the message, in any case; the fix; the key of the recipe's section); `{path}` stands for
@@ -32,7 +32,7 @@ _FIXES: Fixes = (
     ("backend tokenizer", _TOKENIZER_FIX, "path"),
     ("to read a `tiktoken` file", _TOKENIZER_FIX, "path"),
     ("custom code", "read the code that ships with it, then set `trust_remote_code: true`", _TRUST),
-    ("does not recognize this architecture", "pip install --upgrade transformers", "path"),
+    ("does not recognize this architecture", pip("install --upgrade transformers"), "path"),
 )
 
 

@@ -13,6 +13,8 @@ from pathlib import Path
 # Read by torch and the hub's client as they are imported. Tests run side by side, one thread each.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# As in an activated environment: messages then say `pip`, not the path of an interpreter.
+os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 # It would hide output that a command forgets to flush.
 os.environ.pop("PYTHONUNBUFFERED", None)
 

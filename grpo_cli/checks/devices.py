@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from grpo_cli.checks.settings import read_setting
-from grpo_cli.errors import install_extra
+from grpo_cli.errors import install_extra, pip
 from grpo_cli.issues import Issue, Level
 from grpo_cli.machine import Hardware, is_on_cpu
 from grpo_cli.recipe.launch import KEEPS_FLOAT32, LaunchConfig, SlurmConfig
@@ -183,7 +183,7 @@ def _check_packages(recipe: Recipe, *, cpu: bool) -> Iterator[Issue]:
             yield Issue(f"{attention} needs a GPU", fix, path)
         elif not _installed("flash_attn") and not _installed("kernels"):
             seen = f"{attention} needs flash-attn, which is not installed"
-            yield Issue(seen, f"pip install flash-attn --no-build-isolation, or {fix}", path)
+            yield Issue(seen, f"{pip('install flash-attn --no-build-isolation')}, or {fix}", path)
     bits = recipe.model.quantization
     if bits is not None and recipe.launch.use_cpu:
         seen = f"{bits} needs a GPU, and `launch.use_cpu` is true"
@@ -192,7 +192,7 @@ def _check_packages(recipe: Recipe, *, cpu: bool) -> Iterator[Issue]:
         fix = f"{install_extra('vllm')}, or set `generation.backend: transformers`"
         yield Issue("vllm is not installed", fix, "generation.backend")
     if read_setting(recipe, "use_liger_kernel") and not _installed("liger_kernel"):
-        fix = "pip install liger-kernel, or remove `use_liger_kernel`"
+        fix = f"{pip('install liger-kernel')}, or remove `use_liger_kernel`"
         yield Issue("liger-kernel is not installed", fix, "training.use_liger_kernel")
     optimizer = str(read_setting(recipe, "optim"))
     package = find_package(optimizer)
@@ -213,7 +213,7 @@ def find_package(optimizer: str) -> tuple[str, str] | None:
     """Return the module that brings an optimizer, and how to install it; None if torch has it."""
     for beginning, (module, name) in _OPTIMIZER_PACKAGES.items():
         if optimizer.startswith(beginning):
-            return module, f"pip install {name}" if name else install_extra("quantization")
+            return module, pip(f"install {name}") if name else install_extra("quantization")
     return None
 
 

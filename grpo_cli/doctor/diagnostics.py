@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_cli.doctor import child_checks
+from grpo_cli.errors import pip
 from grpo_cli.issues import Issue, Level
 from grpo_cli.machine import CGROUP, find_gpus, named_devices, read_available_memory
 
@@ -116,7 +117,7 @@ def _check_package(name: str, required: str, *, extra: bool) -> Issue | None:
     """Check one dependency; those of extras may be missing, and a wrong version of them is a warning."""
     from packaging.specifiers import SpecifierSet
 
-    subject, fix = f"package {name}", f'pip install "{name}{required}"'
+    subject, fix = f"package {name}", pip(f'install "{name}{required}"')
     try:
         version = metadata.version(name)
     except metadata.PackageNotFoundError:

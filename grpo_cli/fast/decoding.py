@@ -28,9 +28,10 @@ from grpo_cli.fast.support import find_batch_tie, has_dropout
 from grpo_cli.models.loading import find_prompt_ties, without_wrapper
 from grpo_cli.recipe.training import find_beyond
 from grpo_cli.upstream import replaced
+from grpo_cli.upstream.transformers import cache_argument
 
-_NEEDED = frozenset({"input_ids", "past_key_values", "position_ids", "logits_to_keep"})
-"""What a model must take to be read in two parts."""
+_NEEDED = frozenset({"input_ids", "position_ids", "logits_to_keep"})
+"""What a model must take, beside its cache, to be read in two parts."""
 _ENDED_SHARE = 0.5
 """Rows are left out once this share of them has ended: each time halves them, so it happens seldom."""
 
@@ -95,7 +96,8 @@ def unsupported_reason(model: Any) -> str | None:
     # BERT's kin: they count positions by the columns of their input.
     if getattr(config, "is_decoder", False):
         return "the model is an encoder that is used as a decoder"
-    if missing := sorted(_NEEDED - inspect.signature(bare.forward).parameters.keys()):
+    missing = sorted(_NEEDED - inspect.signature(bare.forward).parameters.keys())
+    if missing := missing + ["cache"] * (cache_argument(bare) is None):
         return f"the model's forward pass takes no {' and no '.join(missing)}"
     return None
 
@@ -103,7 +105,7 @@ def unsupported_reason(model: Any) -> str | None:
 def merge_settings(settings: GenerationConfig, own: GenerationConfig) -> dict[str, Any]:
     """Return the settings that are not None; the model's `own` fill those left open.
 
-    Source: transformers 5.17, `GenerationMixin._prepare_generation_config`.
+    Source: transformers 5.24, `GenerationMixin._prepare_generation_config`.
     """
     both = [config.to_dict().items() for config in (own, settings)]
     return {name: value for each in both for name, value in each if value is not None}
@@ -112,7 +114,7 @@ def merge_settings(settings: GenerationConfig, own: GenerationConfig) -> dict[st
 def read_decoding(settings: GenerationConfig, own: GenerationConfig) -> Decoding | None:
     """Return what to sample by; None if a setting needs plain `generate()`.
 
-    Source: transformers 5.17, `GenerationMixin._get_logits_processor`.
+    Source: transformers 5.24, `GenerationMixin._get_logits_processor`.
     """
     values = merge_settings(settings, own)
     pad, longest = values.get("pad_token_id"), values.get("max_new_tokens")
@@ -193,10 +195,10 @@ def read_prompts(
         input_ids=ids[distinct, :-1],
         attention_mask=seen,
         position_ids=(seen.cumsum(-1) - 1).clamp(min=0),
-        past_key_values=cache,
         use_cache=True,
         # None is needed: the last token is read next. 0 would keep all of them.
         logits_to_keep=1,
+        **{str(cache_argument(model)): cache},
     )
     place = {row: position for position, row in enumerate(distinct)}
     rows = [place[first[tuple(prompt)]] for prompt in prompts]
@@ -224,7 +226,6 @@ def _continue(
         ids = model.generate(
             input_ids=ids,
             attention_mask=mask,
-            past_key_values=cache,
             # It takes the likeliest token, and `_Draw` leaves it one.
             generation_config=GenerationConfig(
                 max_new_tokens=left,
@@ -235,6 +236,7 @@ def _continue(
             ),
             logits_processor=LogitsProcessorList([draw]),
             stopping_criteria=StoppingCriteriaList([_EnoughEnded(len(rows), ends)]),
+            **{str(cache_argument(model)): cache},
         )
         new = ids[:, before:]
         left -= new.shape[1]

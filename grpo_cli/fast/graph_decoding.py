@@ -21,7 +21,7 @@ from grpo_cli.fast.decoding import Decoding, Sampled, entropy, pad_prompts, read
 from grpo_cli.fast.support import has_dropout
 from grpo_cli.models.loading import without_wrapper
 from grpo_cli.models.weights import merge_copy
-from grpo_cli.upstream.transformers import attention_name
+from grpo_cli.upstream.transformers import attention_name, cache_argument
 
 MODELS = frozenset(
     {"gemma", "gpt2", "granite", "llama", "mistral", "olmo2", "qwen2", "qwen3", "smollm3"}
@@ -151,6 +151,7 @@ class _Steps:
         # Columns without a token repeat one, which a penalty on repetition counts anyway.
         self._ids = torch.cat([ids, self._token.expand(-1, length - self._before)], dim=1)
         self._cache = Cache(layers=[_FixedLayer(*each, length, self._column) for each in past])
+        self._cache_argument = {str(cache_argument(model)): self._cache}
         hidden = pad(mask, (0, length - self._before))[:, None, None] == 0
         # Not a mask of bool, which attention would convert in every layer.
         bias = torch.zeros_like(hidden, dtype=self._cache.layers[0].keys.dtype)
@@ -207,9 +208,9 @@ class _Steps:
             input_ids=self._token,
             attention_mask=self._bias,
             position_ids=self._position,
-            past_key_values=self._cache,
             use_cache=True,
             logits_to_keep=1,
+            **self._cache_argument,
         )
         logits = output.logits[:, -1].float()
         self._column += 1

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from grpo_cli.errors import RecipeError, UsageError
+from grpo_cli.errors import RecipeError, UsageError, pip
 from grpo_cli.issues import Issue
 from grpo_cli.models.vllm_engine import fitting_rank, unsupported_feature
 from grpo_cli.recipe.model import ModelConfig
@@ -95,7 +95,10 @@ def _check_config(file: Path, config: dict[str, Any], model: ModelConfig) -> Ite
             message = (
                 f"the weights are quantized with {method} ({file}), and {package} is not installed"
             )
-            yield message, f"name the unquantized model, or pip install {package} (and use a GPU)"
+            yield (
+                message,
+                f"name the unquantized model, or {pip(f'install {package}')} (and use a GPU)",
+            )
 
 
 def find_fault(file: Path) -> Fault | None:

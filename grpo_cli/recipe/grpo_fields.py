@@ -31,7 +31,7 @@ _CLASSES = (
     ("trl", "trainer/base_config.py", "_BaseConfig"),
     ("trl", "trainer/grpo_config.py", "GRPOConfig"),
 )
-"""`GRPOConfig` and its parents, the oldest first, as laid out in trl 1.16.0 and transformers 5.17."""
+"""`GRPOConfig` and its parents, the oldest first, as laid out in trl 1.16.0 and transformers 5.24."""
 _ASYNC_CLASS = ("trl", "experimental/async_grpo/async_grpo_config.py", "AsyncGRPOConfig")
 """The configuration of `training.mode: async`; its parents are those of `GRPOConfig`, less the last."""
 
@@ -124,6 +124,10 @@ _REFUSED: dict[str, str] = {
         ("train_sampling_strategy", "length_column_name"),
         "remove it: GRPOTrainer draws prompts by a sampler of its own (`dataset.difficulty` orders them)",
     ),
+    **{
+        f"activation_checkpointing{end}": f"write it as `gradient_checkpointing{end}`, TRL's name"
+        for end in ("", "_kwargs")
+    },
     "auto_find_batch_size": "lower `per_device_train_batch_size`: GRPO refuses this option",
     "enable_jit_checkpoint": "remove it: a stopped run saves a checkpoint anyway",
     "disable_tqdm": "remove it: the live view shows progress",

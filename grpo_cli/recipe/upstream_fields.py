@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Union, cast
 
-from grpo_cli.errors import SetupError
+from grpo_cli.errors import SetupError, pip
 from grpo_cli.recipe.base import Integer, Number
 
 _KNOWN = {"trl": '"trl>=1.16,<1.17"', "transformers": "transformers", "peft": '"peft>=0.21,<0.22"'}
@@ -111,7 +111,7 @@ def _find_class(package: str, relative: str, name: str) -> ast.ClassDef:
     if head is None:
         raise SetupError(
             f"{path} has no class `{name}`: this version of grpo was made for another {package}. "
-            f"Fix: pip install {_KNOWN[package]}"
+            f"Fix: {pip(f'install {_KNOWN[package]}')}"
         )
     method = re.compile(r"^    (?:def |@|async )|^\S", re.MULTILINE).search(text, head.end())
     definition = ast.parse(text[head.start() : method.start() if method else None]).body[0]
@@ -124,6 +124,6 @@ def _source_path(package: str, relative: str) -> Path:
     path = Path(next(iter(folders))) / relative if folders else None
     if path is None or not path.is_file():
         raise SetupError(
-            f"{package} is not installed, or lacks {relative}. Fix: pip install {_KNOWN[package]}"
+            f"{package} is not installed, or lacks {relative}. Fix: {pip(f'install {_KNOWN[package]}')}"
         )
     return path

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any, Literal
 
-from grpo_cli.errors import install_extra
+from grpo_cli.errors import install_extra, pip
 from grpo_cli.runs.files import SCHEMA_VERSION, read_object, write_json
 from grpo_cli.runs.folder import RunFolder
 
@@ -58,7 +58,7 @@ def install_command(tracker: str) -> str:
     """Return the command that installs a tracker."""
     if tracker in _EXTRAS:
         return install_extra(tracker)
-    return f"pip install {_PACKAGES.get(tracker, tracker.replace('_', '-'))}"
+    return pip(f"install {_PACKAGES.get(tracker, tracker.replace('_', '-'))}")
 
 
 def expand(report_to: Iterable[str]) -> list[str]:

@@ -1,19 +1,22 @@
 """Internal names of transformers. Does not import it."""
 
 import importlib.util
+import inspect
 import re
 import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-VERSION = "5.17.0"
+VERSION = "5.24.0"
 
 EAGER = "eager_attention_forward"
 """Name of the attention function of `eager` in the files of models."""
 _IMAGE_TEXT = "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES"
 """Name of the table of `AutoModelForImageTextToText`."""
 _TRAINER = "transformers.trainer.Trainer"
+_CACHE_ARGUMENTS = ("cache", "past_key_values")
+"""Names of the cache in `forward` and `generate()`: of newer versions (5.24) and of older ones (5.17)."""
 
 METHODS = {
     f"{_TRAINER}._determine_best_metric": "metrics, trial",
@@ -50,6 +53,12 @@ def read_image_text_types() -> frozenset[str]:
 def attention_name(model: Any) -> str:
     """Return the name of the attention implementation that a model uses."""
     return str(model.config._attn_implementation)
+
+
+def cache_argument(model: Any) -> str | None:
+    """Return the name under which a model takes its cache; None if it takes none by a known name."""
+    parameters = inspect.signature(model.forward).parameters
+    return next((name for name in _CACHE_ARGUMENTS if name in parameters), None)
 
 
 def eager_namespaces(model: Any) -> list[dict[str, Any]]:

