@@ -312,6 +312,12 @@ def _check_variety(table: "Table", index: int, scores: list[Score]) -> Iterator[
             message = (
                 "gives 0 to the answers tried: none is right, as the data has no right ones to try"
             )
+        if fault := reward.params.gold_fault(table.unanswered, table.applying(index)[0]):
+            level, message, fix = (
+                fault.level,
+                f"gives 0 to the answers tried: {fault.seen}",
+                fault.fix,
+            )
     elif len(values - {None}) == 1 and reward.weight > 0:
         [value] = values - {None}
         message = f"gives every answer tried the same score ({value:g}): it cannot teach anything"

@@ -33,10 +33,10 @@ class CodeParams(RewardParams):
     Formula: 1 if all tests pass, else 0; with `credit: share`, the share of tests that pass.
     Only text after `</think>` is read. The reward does not apply to a row without tests; tests
     that cannot be parsed are an error. A test is an input and an output (compared with the printed
-    output or, if the row names a function, with its return value), an assertion, or a function
-    `check(candidate)` as HumanEval has it. Each test runs the program in a new process with an empty
-    folder, no environment variables, and no access to the rest of the machine, unless the kernel
-    lacks the means (see below).
+    output or, if the row names a function, with its return value), an assertion, a function `check(candidate)` as
+    HumanEval has it, or a file of test functions or classes. Each test runs the program in a new process with an
+    empty folder, no environment variables, and no access to the rest of the machine, unless the kernel lacks the
+    means (see below).
     Range: {0, 1}, or [0, 1] with `credit: share`.
 
     Protection: time, memory, threads, output and files are limited on every system. On Linux, if the
@@ -51,13 +51,23 @@ class CodeParams(RewardParams):
     load. Without namespaces, files and threads may briefly exceed their limits, and a program can
     find out whether a file exists, its size and its age.
 
-    Reward hacking: a test runs in a process of its own, which calls the program's functions and
-    receives plain data. Expected values never enter the program's process, so it must compute the
-    answer; replacing `abs` or `math`, or returning objects that equal everything, has no effect. In
-    an operation with a number from the test, an object of the program's own class cannot return a
-    number: it could make every difference 0. Names that a test uses without importing them
-    (`Counter`, `np`) come from the program. A test can pass plain data, functions, and objects of
-    classes that it defines; it cannot receive coroutines, or redirect the program's input and output.
+    Reward hacking: a test runs in a process of its own. From the program it gets the names that it uses, does not
+    define itself, and that are not Python's own or its library's (`range`, `math`, `Counter`); without any of
+    these, the score is 0. Results come back as copies: exact numbers, texts, bytes, None, lists, tuples, dicts and
+    sets, named tuples, dates, fractions and the like; iterators and functions can be used, but not compared.
+    Expected values never enter the program's process. An object of the program's own class has methods, attributes
+    and operators if the test names the class (`s = Stack()`); any other such object gives 0 as soon as the test
+    uses it, even if it derives from `int`. The class is the program's own word: between two of its objects, `==`
+    is what the program says. It is not asked to compare with plain data: an object is unequal to it and has no
+    order beside it, a result that was computed from a number of the test is not a number, and only the object that
+    the test made (not one that a function or method returned) says what it contains.
+
+    What tests can pass: plain data, functions, and objects of classes that they define. Lists and the like that a
+    function changes are changed in the test too, so compare with a copy: `f(x) == sorted(x)` is true of a function
+    that empties `x`. A test cannot derive a class from one of the program's, receive coroutines, or redirect the
+    program's input and output. Test functions and classes (`test_…`, `unittest.TestCase`) are run, with
+    `pytest.raises`, `approx`, `fixture` and `mark.parametrize`; imports from `solution`, `main` and the like are
+    the program's names.
 
     Source: the test formats of APPS (Hendrycks et al. 2021), MBPP (Austin et al. 2021) and
     HumanEval (Chen et al. 2021).
@@ -116,6 +126,8 @@ class CodeParams(RewardParams):
 
     def gold_fault(self, batch: Batch, row: int) -> Issue | None:
         """Return why the row's tests cannot be read; a row may have none."""
+        from grpo_cli.rewards.kinds.program_tests import looks_like_call
+
         try:
             tests = self._read_tests(batch, row)
         except Exception as error:  # what scoring the row would fail with
@@ -124,14 +136,39 @@ class CodeParams(RewardParams):
                 "with `json.dumps` (not `str` or `repr`) when you make the data"
             )
             return Issue(str(error), fix, "tests")
-        codes = [test.check.setup for test in tests if test.check]
-        imported = [name for code in codes for name in _IMPORT.findall(code)]
-        if foreign := [] if self.packages else sorted({*imported} - sys.stdlib_module_names):
+        if foreign := self._find_foreign(tests):
             seen = f"the tests import {', '.join(foreign)}, and with `packages: false` they cannot"
             return Issue(
                 seen, "set `packages: true` and `memory_mib: 4096`", "packages", level="warning"
             )
+        if any(test.check and not test.check.names for test in tests):
+            seen = "the tests use nothing that a program defines, so every program gets 0"
+            fix = "correct them: names of the tests' own, and of Python's, are not taken from the program"
+            return Issue(seen, fix, "tests")
+        if tests and all(looks_like_call(test) for test in tests):
+            seen = (
+                f"programs read {tests[0].stdin!r:.60} from stdin and have to print {tests[0].expected!r:.60}: "
+                "these look like the argument and the result of a function"
+            )
+            fix = (
+                "if tests call a function, name the column with its name: `function: fn`, with "
+                "`dataset.columns: {fn: {from: prompt, regex: 'function (\\w+)'}}` if the prompt has it"
+            )
+            return Issue(seen, fix, "function", level="warning")
         return None
+
+    def has_gold(self, batch: Batch, row: int) -> bool:
+        """Return whether the row's tests can be run."""
+        try:
+            return not self._find_foreign(self._read_tests(batch, row))
+        except Exception:  # `gold_fault` tells
+            return False
+
+    def _find_foreign(self, tests: "list[ProgramTest]") -> list[str]:
+        """Return the packages that tests import and do not find."""
+        codes = [test.check.setup for test in tests if test.check]
+        imported = {name for code in codes for name in _IMPORT.findall(code)}
+        return [] if self.packages else sorted(imported - sys.stdlib_module_names - {"pytest"})
 
     def waits(self, *, limited: bool) -> bool:
         return True

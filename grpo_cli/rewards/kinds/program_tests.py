@@ -6,15 +6,23 @@ does with results is done out of the program's reach.
 
 import ast
 import contextlib
-import importlib
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from grpo_cli.errors import RewardError
 from grpo_cli.rewards.contract import Score
+from grpo_cli.rewards.kinds.assertions import (
+    ProgramTest,
+    Runnable,
+    compute,
+    read_code,
+    read_doctest,
+    repeat,
+)
 from grpo_cli.rewards.sandbox.runner import Check, Limits, run_program
 from grpo_cli.rewards.sandbox.values import Opaque
 from grpo_cli.rewards.scoring import shorten
@@ -24,29 +32,10 @@ _FORMS = (
     "(one text or a list of them), as themselves or as JSON text"
 )
 _KEYS = (("inputs", "outputs"), ("input", "output"))
-_CONSTRUCTORS: Mapping[str, Any] = {
-    each.__name__: each for each in (set, frozenset, tuple, list, dict, sorted, float)
-}
-"""What may be called in an expected value."""
-_LIBRARY = (
-    "bisect cmath collections copy datetime decimal fractions functools heapq itertools math operator random re "
-    "statistics string"
-).split()
-"""Modules that tests use without importing them, as their programs do."""
 _TOLERANCE = 1e-6
 _SHOWN = 40
 _HOPELESS = ("SyntaxError", "IndentationError", "TabError")
 """Errors that every other test would end with too."""
-
-
-@dataclass(frozen=True)
-class ProgramTest:
-    """One test."""
-
-    expected: Any = None
-    """What has to equal the check's value, which is None of statements; without a check, what is printed."""
-    check: Check | None = None
-    stdin: str = ""
 
 
 @dataclass(frozen=True)
@@ -60,8 +49,9 @@ class TestRunner:
     def run(self, program: bytes, tests: Sequence[ProgramTest]) -> Score:
         """Run a program's tests until it can gain no more."""
         passed, first = 0, ""
+        used = {name for test in tests if test.check for name in test.check.names}
         for number, test in enumerate(tests, 1):
-            fault = self._run_test(program, test)
+            fault = self._run_test(program, test, sorted(used))
             passed += not fault
             first = first or (f"test {number}: {fault}" if fault else "")
             if fault and (self.credit == "all" or fault.startswith(_HOPELESS)):
@@ -70,18 +60,21 @@ class TestRunner:
         value = passed / len(tests) if self.credit == "share" else float(passed == len(tests))
         return Score(value, f"{summary}: {first}" if first else summary)
 
-    def _run_test(self, program: bytes, test: ProgramTest) -> str:
+    def _run_test(self, program: bytes, test: ProgramTest, used: list[str]) -> str:
         # Room for all that may rightly be written, in the longer form of reports.
         room = self.limits.output_bytes + 4 * len(repr(test.expected))
         limits = replace(self.limits, output_bytes=room)
         stdin = test.stdin.encode(errors="replace")
-        result = run_program(program, limits, stdin=stdin, check=test.check)
+        check = test.check and replace(test.check, classes=used)
+        result = run_program(program, limits, stdin=stdin, check=check)
         if result.reason:
             return result.reason
         printed = result.stdout.decode(errors="replace")
         verb, value = ("got", result.value) if test.check else ("printed", printed)
         if self._is_right(value, test.expected, test.check):
             return ""
+        if not test.check and not printed:
+            return f"expected {_show(test.expected)}, printed nothing; tests of functions need `function`"
         return f"expected {_show(test.expected)}, {verb} {_show(value)}"
 
     def _is_right(self, value: Any, expected: Any, check: Check | None) -> bool:
@@ -168,10 +161,10 @@ def _read_texts(texts: Sequence[str], function: str | None) -> list[ProgramTest]
     before: list[ast.stmt] = []
     for text in texts:
         body = [*before, *_parse(text)]
-        read = _read_code(body, function)
+        read = read_code(body, function)
         tests += read
         own = body[len(before) :]
-        before = [*before, *(_repeat(before, own) if read else own)]
+        before = [*before, *(repeat(before, own) if read else own)]
     if not tests and any(text.strip() for text in texts):
         raise RewardError(
             f"the tests assert nothing, so every program would pass: {texts[0]!r:.60}; tests are {_FORMS}; "
@@ -214,8 +207,28 @@ def _make_test(inputs: Any, expected: Any, function: str | None) -> ProgramTest:
         except ValueError as error:
             raise RewardError(f"arguments and results should be JSON ({error})") from error
     arguments = list(inputs) if isinstance(inputs, list | tuple) else [inputs]
-    check = Check(function=function, arguments=arguments)
+    check = Check([function, "Solution"], function=function, arguments=arguments)
     return ProgramTest(expected, check)
+
+
+def looks_like_call(test: ProgramTest) -> bool:
+    """Return whether a test of what is printed looks like a call: all lines are literals, some lists or texts."""
+    if test.check or not test.stdin.strip():
+        return False
+    lines = [*test.stdin.strip().split("\n"), str(test.expected).strip()]
+    try:
+        return all(_is_literal(line) for line in lines) and any(
+            line[:1] in "[{('\"" for line in lines
+        )
+    except ValueError:
+        return False
+
+
+def _is_literal(line: str) -> bool:
+    with contextlib.suppress(ValueError):
+        json.loads(line)
+        return True
+    return compute(ast.parse(line, mode="eval").body)[0]
 
 
 def _join_lines(value: Any) -> str:
@@ -228,119 +241,12 @@ def _join_lines(value: Any) -> str:
 
 def _parse(text: str) -> list[ast.stmt]:
     try:
-        return ast.parse(text).body
+        return Runnable().visit(ast.parse(text)).body
     except (SyntaxError, ValueError, RecursionError) as error:
+        if isinstance(error, SyntaxError) and re.search(r"^\s*>>> ", text, re.MULTILINE):
+            return _parse(read_doctest(text))
         line = f" in line {error.lineno}" if isinstance(error, SyntaxError) else ""
         why = getattr(error, "msg", None) or str(error)
         raise RewardError(
             f"the tests do not parse as Python ({why}{line}): {text!r:.60}; tests are {_FORMS}"
         ) from error
-
-
-def _read_code(body: list[ast.stmt], function: str | None) -> list[ProgramTest]:
-    """Read one test per assertion if all else between them is preparation; else one in all."""
-    defined = {part.name for part in body if isinstance(part, ast.FunctionDef)}
-    called = [ast.unparse(part) for part in body if isinstance(part, ast.Expr)]
-    if function and "check" in defined and not any("check(" in each for each in called):
-        # HumanEval's `check(candidate)`, which somebody else has to call.
-        body = [*body, *_parse(f"check({function})")]
-    tests = []
-    setup: list[ast.stmt] = []
-    for statement in body:
-        if isinstance(statement, ast.Assert):
-            tests.append(_read_assertion(setup, statement))
-            setup += _repeat(setup, [statement])
-        else:
-            setup.append(statement)
-    if tests and isinstance(body[-1], ast.Assert):
-        return tests
-    may_fail = _runs_something(body) and any(map(_may_fail, _walk(body)))
-    return [ProgramTest(check=_isolate(body))] if may_fail else []
-
-
-def _names(body: Sequence[ast.AST], context: type[ast.expr_context]) -> set[str]:
-    nodes = (node for node in _walk(body) if isinstance(node, ast.Name))
-    return {node.id for node in nodes if isinstance(node.ctx, context)}
-
-
-def _repeat(setup: Sequence[ast.stmt], body: Sequence[ast.stmt]) -> list[ast.stmt]:
-    """Return statements that evaluate again, whatever comes of it, what is asserted of objects that `setup` made.
-
-    `assert s.pop() == 2` changes what the next assertion sees.
-    """
-    anything = ast.ExceptHandler(ast.Name("Exception", ast.Load()), None, [ast.Pass()])
-    made = _names(setup, ast.Store)
-    return [
-        ast.Try([ast.Expr(each.test)], [anything], [], [])
-        for each in body
-        if isinstance(each, ast.Assert) and made & _names([each.test], ast.Load)
-    ]
-
-
-def _runs_something(body: Sequence[ast.stmt]) -> bool:
-    """Return whether more than definitions is run: a function that asserts and is never called tests nothing."""
-    run = [
-        part
-        for part in body
-        if not isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-    ]
-    return any(isinstance(node, ast.Call | ast.Assert | ast.Raise) for node in _walk(run))
-
-
-def _may_fail(node: ast.AST) -> bool:
-    """Return whether a part of a test can refuse a program: `assert`, `raise`, `exit`, `assertEqual`."""
-    name = getattr(node, "id", None) or getattr(node, "attr", None) or ""
-    return isinstance(node, ast.Assert | ast.Raise) or "assert" in name.lower() or "exit" in name
-
-
-def _read_assertion(setup: list[ast.stmt], statement: ast.Assert) -> ProgramTest:
-    match statement.test:
-        case ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]):
-            for expression, expected in ((left, right), (right, left)):
-                known, value = _compute(expected)
-                if known:
-                    return ProgramTest(value, _isolate(setup, expression))
-    return ProgramTest(check=_isolate([*setup, statement]))
-
-
-def _walk(body: Sequence[ast.AST]) -> list[ast.AST]:
-    return [node for part in body for node in ast.walk(part)]
-
-
-def _defined_names(body: Sequence[ast.AST]) -> set[str]:
-    """Return the names that statements import, or define as functions or classes."""
-    names: set[str] = set()
-    for node in _walk(body):
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            names.add(node.name)
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            names.update((each.asname or each.name).partition(".")[0] for each in node.names)
-    return names
-
-
-def _isolate(body: list[ast.stmt], expression: ast.expr | None = None) -> Check:
-    """Return a check that imports the library modules it uses."""
-    used = set()
-    for node in _walk([*body, expression] if expression else body):
-        match node:
-            case ast.Attribute(value=ast.Name(id=name), attr=attribute) if name in _LIBRARY:
-                if hasattr(importlib.import_module(name), attribute):
-                    used.add(name)
-    imports = [f"import {name}\n" for name in sorted(used - _defined_names(body))]
-    module = ast.fix_missing_locations(ast.Module(body=body, type_ignores=[]))
-    code = "".join(imports) + ast.unparse(module)
-    return Check(code, ast.unparse(expression) if expression else "None")
-
-
-def _compute(node: ast.expr) -> tuple[bool, Any]:
-    """Return whether a node is a literal, or a call such as `set([1, 2])`, and its value."""
-    try:
-        match node:
-            case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in _CONSTRUCTORS:
-                parts = [_compute(argument) for argument in args]
-                if all(known for known, _ in parts):
-                    return True, _CONSTRUCTORS[name](*(value for _, value in parts))
-                return False, None
-        return True, ast.literal_eval(node)
-    except (ValueError, TypeError):
-        return False, None

@@ -14,14 +14,14 @@ import sys
 from types import SimpleNamespace
 
 from grpo_cli.rewards.sandbox import confinement
-from grpo_cli.rewards.sandbox.values import encode, send, text_of
+from grpo_cli.rewards.sandbox.values import describe_result, encode, send, text_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-    from grpo_cli.rewards.sandbox.remote import Peer
+    from grpo_cli.rewards.sandbox.peer import Peer
 
 READY = b"ready\n"
 """Begins the report before the program runs; anything else is why it could not be run."""
@@ -41,9 +41,10 @@ def main() -> None:
     peer: type[Peer] | None = None
     if job.check_size:
         # Now, as the confined process cannot read it; not before, as it takes time.
-        from grpo_cli.rewards.sandbox import remote
+        from grpo_cli.rewards.sandbox import peer as peers
+        from grpo_cli.rewards.sandbox import unit_tests  # noqa: F401
 
-        peer = remote.Peer
+        peer = peers.Peer
     try:
         # A signal to end waits until it is known which process to end.
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
@@ -149,43 +150,49 @@ def _serve_program(text: bytes, make_peer: "type[Peer]", requests: int, replies:
 
 def _run_test(job: SimpleNamespace, peer: "Peer", program: int) -> None:
     """Run a test, which calls what the program in process `program` defined."""
-    from grpo_cli.rewards.sandbox.remote import Ended, describe_remote
+    from grpo_cli.rewards.sandbox.peer import Ended
 
     check = marshal.loads(_read(job.source, job.check_size))
     sys.argv = ["program.py"]
     try:
         if fault := peer.await_program():
             _fail(job.report, fault)
-        value = _call(peer, check) if check["function"] else _evaluate(peer, check)
-        send(job.report, {"value": encode(value, describe_remote)})
+        value = encode(_evaluate(peer, check), describe_result)
+        if peer.judge.refusal:
+            _fail(job.report, peer.judge.refusal)
+        send(job.report, {"value": value})
         _leave(0)
     except Ended:
         code = os.waitstatus_to_exitcode(os.waitpid(program, 0)[1])
         ended = f"the program ended itself (exit code {code})"
         _fail(job.report, f"ended by signal {-code}" if code < 0 else ended)
     except BaseException as error:
-        _fail(job.report, _describe(error))
-
-
-def _call(peer: "Peer", check: "dict[str, Any]") -> "Any":
-    """Call the program's function, or the method of its class `Solution`."""
-    name = check["function"]
-    found = peer.ask("names", [name, "Solution"])
-    if name not in found and "Solution" in found:
-        return getattr(found["Solution"](), name)(*check["arguments"])
-    if name not in found:
-        raise NameError(f"name {name!r} is not defined")
-    return found[name](*check["arguments"])
+        _fail(job.report, peer.judge.refusal or _describe(error))
 
 
 def _evaluate(peer: "Peer", check: "dict[str, Any]") -> "Any":
-    codes = [
-        compile(check["setup"], "test.py", "exec", dont_inherit=True),
-        compile(check["expression"], "test.py", "eval", dont_inherit=True),
-    ]
-    names = {"__name__": "test", "__builtins__": builtins, **peer.names(codes)}
-    exec(codes[0], names)
-    return eval(codes[1], names)
+    """Return the value of a test: of its expression, or of its call."""
+    from grpo_cli.rewards.sandbox import unit_tests
+
+    found = peer.names(check["names"], check["classes"])
+    if not found:
+        name = check["names"][0] if check["names"] else None
+        raise NameError(
+            f"name {name!r} is not defined"
+            if name
+            else "the test uses no name but its own and Python's"
+        )
+    if name := check["function"]:
+        # Or the method of its class `Solution`.
+        function = found[name] if name in found else getattr(found["Solution"](), name)
+        return function(*check["arguments"])
+    module = type(sys)("test")
+    names = module.__dict__
+    names.update(found, __builtins__=builtins)
+    sys.modules.update(test=module, __main__=module, pytest=unit_tests)
+    exec(compile(check["setup"], "test.py", "exec", dont_inherit=True), names)
+    unit_tests.run(names, check["collected"])
+    return eval(compile(check["expression"], "test.py", "eval", dont_inherit=True), names)
 
 
 def _read(descriptor: int, size: int) -> bytes:

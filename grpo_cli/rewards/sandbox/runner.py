@@ -68,8 +68,14 @@ class Limits:
 class Check:
     """A test of a program, run in a process of its own, which calls the program's functions."""
 
+    names: list[str] = field(default_factory=list)
+    """What the program has to define, or part of it."""
+    classes: list[str] = field(default_factory=list)
+    """Names of which those of classes have instances that the test judges."""
     setup: str = ""
     """Statements, which must not raise."""
+    collected: list[str] = field(default_factory=list)
+    """Test functions and classes of the setup, which are run."""
     expression: str = "None"
     """Its value is reported."""
     function: str = ""
@@ -253,7 +259,8 @@ class _Child:
         if not self.pipes["report"].startswith(READY):
             message = bytes(self.pipes["report"] or self.pipes["stderr"][-500:])
             why = message.decode(errors="replace").strip()
-            why = why or f"not ready after {time.monotonic() - started:.0f} s"
+            waited = time.monotonic() - started
+            why = why or f"not ready after {waited:.0f} s (exit code {self.process.poll()})"
             raise RewardError(f"the sandbox could not be set up: {why}")
         if not broken:
             # The watching process kept one end open until its own end, so this does not wait.

@@ -1,7 +1,7 @@
-"""Plain data on its way from a program to the trainer, as JSON that keeps Python's types.
+"""Plain data on its way between processes, as JSON that keeps Python's types.
 
-Reading trusts nothing: whatever was written, the result is plain data, in which objects of a program's own classes
-are `Opaque` and equal to nothing.
+Reading trusts nothing: whatever was written, the result is plain data, in which everything else is `Opaque` and
+equal to nothing.
 """
 
 import os
@@ -37,7 +37,7 @@ _READERS: "dict[str, Callable[..., Any]]" = {
 
 
 class Opaque:
-    """An object that is no plain data."""
+    """An object that is not plain data."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -47,7 +47,7 @@ class Opaque:
 
 
 def encode(value: "Any", describe: "Callable[[Any], object] | None" = None) -> object:
-    """Return a value as JSON can hold it; `describe` encodes what is not plain data (default: `flatten`)."""
+    """Return a value as JSON can hold it; `describe` encodes what is not plain data (default: `Opaque`)."""
     kind = type(value)
     if value is None or kind in (bool, str):
         return value
@@ -64,28 +64,25 @@ def encode(value: "Any", describe: "Callable[[Any], object] | None" = None) -> o
     if kind is dict:
         items = value.items()
         return ["d", [[encode(key, describe), encode(item, describe)] for key, item in items]]
-    return describe(value) if describe is not None else flatten(value)
+    return ["o", kind.__name__[:80]] if describe is None else describe(value)
 
 
-def flatten(value: "Any", describe: "Callable[[Any], object] | None" = None) -> "Any":
-    """Return an object as the plain data that it is derived from; ["o", its class] if there is none."""
-    if isinstance(value, str):
-        return str.__str__(value)
-    if isinstance(value, int):
-        return ["i", hex(int.__index__(value))]
-    if isinstance(value, float):
-        return ["f", float.__repr__(value)]
-    for kind in (complex, bytes, bytearray, *_MARKS):
+def describe_result(value: "Any") -> object:
+    """Encode a test's value for the report: as what it equals, of types that the reader may lack."""
+    if type(value).__name__ == "generator":
+        items = [item for _, item in zip(range(MOST_ITEMS + 1), value, strict=False)]
+        return encode(items if len(items) <= MOST_ITEMS else Opaque("generator"), describe_result)
+    for kind, plain in ((dict, dict), (tuple, tuple), (type({}.keys()), set)):
         if isinstance(value, kind):
-            return encode(kind(value), describe)
-    if isinstance(value, type({}.keys())):
-        return encode(set(value), describe)
-    if isinstance(value, dict):
-        return encode(dict(value.items()), describe)
-    if hasattr(value, "as_integer_ratio"):
+            return encode(plain(value), describe_result)
+    if type(value).__module__ in ("fractions", "decimal") and value - value == 0:
         numerator, denominator = value.as_integer_ratio()
-        return ["q", hex(int(numerator)), hex(int(denominator))]
+        return ["q", hex(numerator), hex(denominator)]
     return ["o", type(value).__name__[:80]]
+
+
+MOST_ITEMS = 100_000
+"""Items of an iterator that are reported."""
 
 
 def text_of(error: BaseException) -> str:

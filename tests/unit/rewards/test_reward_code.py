@@ -182,7 +182,9 @@ def test_malformed_tests_are_errors(cell):
         ("f(1)", "assert nothing, so every program would pass"),
         (["import math", "f(1) == 2"], "assert nothing"),
         (PLAIN_CHECK, "assert nothing"),
-        ("LIMIT = 3\ndef test_f():\n    assert f(1) == 2\n", "assert nothing"),
+        ("def g():\n    assert f(1) == 2\n", "assert nothing"),
+        ("def g(): return 2\nassert g() == 2", "use nothing that a program defines"),
+        ("assert sum([1, 2]) == 3", "use nothing that a program defines"),
     ],
 )
 def test_tests_that_every_program_would_pass_are_errors(cell, seen):
@@ -193,7 +195,11 @@ def test_tests_that_every_program_would_pass_are_errors(cell, seen):
 def test_texts_that_only_prepare_are_no_tests_of_their_own():
     tests = ["import math", "if f(1) != 2: raise ValueError"]
     assert score("def f(x): return 2", tests, credit="share").reason == "1 of 1 tests"
-    tests = ["from collections import Counter", "assert Counter(f(1)) == {2: 1}", "assert Counter"]
+    tests = [
+        "from collections import Counter",
+        "assert Counter(f(1)) == {2: 1}",
+        "assert Counter(f(2)) == {2: 1}",
+    ]
     assert score("def f(x): return [2]", tests).reason == "2 of 2 tests"
 
 
@@ -308,7 +314,7 @@ TESTED = {
     "assert isinstance(p, Point) and not isinstance(3, Point)\npass",
     "subclasses": "s = Stack()\nassert len(s.put(1).put(2)) == 2 and s == [1, 2]\n"
     "s.append(3)\ns[0] = 0\nassert s == [0, 2, 3]\n"
-    "assert isinstance(s, list) and Pair(1, b=2).b == 2 and Pair(1, 2) == (1, 2)\npass",
+    "assert s[-1] > 2 and isinstance(s, Stack) and Pair(1, b=2).b == 2 and Pair(1, 2) == (1, 2)\npass",
     "exceptions": "try:\n    fail(3)\n    assert False\nexcept Own as e:\n    assert str(e) == '3'\n"
     "try: fail(3)\nexcept ValueError: pass\nelse: assert False\ntry: fill(None, 1)\n"
     "except AttributeError: pass",

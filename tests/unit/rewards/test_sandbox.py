@@ -578,7 +578,7 @@ def test_a_right_program_passes_what_no_forger_does():
 
 def test_items_of_an_object_do_not_end_the_loops_of_a_test():
     program = "class Any:\n  def __getitem__(s, i): raise StopIteration\ndef f(x): return Any()"
-    tests = "assert all(map(lambda x: f(x)[0] == x, [2, 3]))"
+    tests = "assert all(map(lambda x: f(x)[0] == x, [2, 3])) and Any"
     assert "raised StopIteration" in attack(program, tests, seconds_per_test=20).reason
 
 
@@ -595,7 +595,7 @@ def test_objects_work_with_numbers_but_answer_none_with_a_number():
         "assert abs(V(2)) + 1 == 3 and V(2) @ V(3) == 6",
     ):
         assert attack(program, [test], seconds_per_test=20).value == 1.0, test
-    assert "was told a number" in attack(program, ["assert abs(V(2) * 3) == 6"]).reason
+    assert "was told a value" in attack(program, ["assert abs(V(2) * 3) == 6"]).reason
 
 
 @pytest.mark.parametrize(

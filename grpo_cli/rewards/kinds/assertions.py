@@ -1,0 +1,277 @@
+"""The code of tests: statements become checks, each with what it takes from the program and from the library."""
+
+import ast
+import builtins
+import importlib
+import re
+import symtable
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from grpo_cli.rewards.sandbox.runner import Check
+
+_CONSTRUCTORS: Mapping[str, Any] = {
+    each.__name__: each for each in (set, frozenset, tuple, list, dict, sorted, float)
+}
+"""What may be called in an expected value."""
+_LIBRARY = {
+    **{
+        name: name
+        for name in "bisect cmath collections copy datetime decimal fractions functools heapq itertools json math "
+        "numpy operator os pytest random re statistics string sys time typing unittest".split()
+    },
+    "np": "numpy",
+}
+"""Modules that tests use without importing them, as their programs do, by the names they have there."""
+_HELPERS = {
+    name: module
+    for module, names in {
+        "collections": "Counter OrderedDict defaultdict deque namedtuple",
+        "copy": "copy deepcopy",
+        "decimal": "Decimal",
+        "fractions": "Fraction",
+        "functools": "reduce",
+        "itertools": "chain islice",
+        "math": "ceil fabs floor inf isclose isfinite isinf isnan nan pi sqrt",
+        "pytest": "approx raises",
+        "unittest": "TestCase",
+    }.items()
+    for name in names.split()
+}
+"""What tests compare with and do not import; a program's would be its own judge."""
+_PROGRAM = frozenset(
+    "solution solutions program main submission answer implementation module my_module your_module".split()
+)
+"""Modules that tests import what they test from."""
+
+
+@dataclass(frozen=True)
+class ProgramTest:
+    """One test."""
+
+    expected: Any = None
+    """What has to equal the check's value, which is None of statements; without a check, what is printed."""
+    check: Check | None = None
+    stdin: str = ""
+
+
+def read_doctest(text: str) -> str:
+    """Return a session of Python's prompt as assertions."""
+    from doctest import DocTestParser
+
+    lines = []
+    for example in DocTestParser().get_examples(text):
+        source, want = example.source.strip(), example.want.strip()
+        if example.exc_msg:
+            lines.append(f"with raises({example.exc_msg.partition(':')[0].strip()}):\n    {source}")
+        elif not want:
+            lines.append(source)
+        else:
+            try:
+                ast.literal_eval(want)
+                lines.append(f"assert ({source}) == {want}")
+            except (ValueError, SyntaxError):
+                lines.append(f"assert repr({source}) == {want!r}")
+    return "\n".join(lines)
+
+
+class Runnable(ast.NodeTransformer):
+    """Makes a test file run as one text: without imports of the program, and without starting a test runner."""
+
+    def __init__(self) -> None:
+        self._modules: set[str] = set()
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> Any:
+        """Leave out `from solution import f`."""
+        if not node.level and (node.module or "").rpartition(".")[2] not in _PROGRAM:
+            return node
+        renamed = [f"{each.asname} = {each.name}" for each in node.names if each.asname]
+        return ast.parse("\n".join(renamed) or "pass").body
+
+    def visit_Import(self, node: ast.Import) -> Any:
+        """Leave out `import solution`."""
+        own = [each for each in node.names if each.name in _PROGRAM]
+        self._modules |= {each.asname or each.name for each in own}
+        node.names = [each for each in node.names if each not in own]
+        return node if node.names else ast.Pass()
+
+    def visit_Attribute(self, node: ast.Attribute) -> Any:
+        """Read `solution.f` as `f`."""
+        match node.value:
+            case ast.Name(id=name) if name in self._modules:
+                return ast.Name(node.attr, node.ctx)
+        return self.generic_visit(node)
+
+    def visit_If(self, node: ast.If) -> Any:
+        """Take what runs if the file is run."""
+        self.generic_visit(node)
+        match node.test:
+            case ast.Compare(left=ast.Name(id="__name__")):
+                return node.body
+        return node
+
+    def visit_Expr(self, node: ast.Expr) -> Any:
+        """Leave out `unittest.main()`."""
+        is_runner = re.match(r"(unittest|pytest|doctest)\.(main|testmod)\(", ast.unparse(node))
+        return ast.Pass() if is_runner else self.generic_visit(node)
+
+
+def _collect(body: Sequence[ast.stmt]) -> list[str]:
+    """Return the test functions and classes that nothing in the file calls."""
+    used = _names(_executed(body), ast.Load)
+    return [
+        part.name
+        for part in body
+        if isinstance(part, ast.FunctionDef | ast.ClassDef)
+        and part.name not in used
+        and (part.name.lower().startswith("test") or _is_case(part))
+        and (isinstance(part, ast.FunctionDef) or any(_is_test(each) for each in part.body))
+    ]
+
+
+def _is_case(part: ast.stmt) -> bool:
+    return isinstance(part, ast.ClassDef) and any(
+        ast.unparse(base).endswith("TestCase") for base in part.bases
+    )
+
+
+def _is_test(part: ast.stmt) -> bool:
+    return isinstance(part, ast.FunctionDef) and part.name.startswith("test")
+
+
+def _executed(body: Sequence[ast.stmt]) -> list[ast.stmt]:
+    """Return what is more than definitions."""
+    definitions = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+    return [part for part in body if not isinstance(part, definitions)]
+
+
+def read_code(body: list[ast.stmt], function: str | None) -> list[ProgramTest]:
+    """Read one test per assertion if all else between them is preparation; else one in all."""
+    defined = {part.name for part in body if isinstance(part, ast.FunctionDef)}
+    called = [ast.unparse(part) for part in body if isinstance(part, ast.Expr)]
+    if function and "check" in defined and not any("check(" in each for each in called):
+        # HumanEval's `check(candidate)`, which somebody else has to call.
+        body = [*body, *ast.parse(f"check({function})").body]
+    tests = []
+    setup: list[ast.stmt] = []
+    for statement in body:
+        if isinstance(statement, ast.Assert):
+            tests.append(_read_assertion(setup, statement))
+            setup += repeat(setup, [statement])
+        else:
+            setup.append(statement)
+    collected = _collect(body)
+    if tests and isinstance(body[-1], ast.Assert) and not collected:
+        return tests
+    runs = collected or _runs_something(body)
+    may_fail = runs and any(map(_may_fail, _walk(body)))
+    return [ProgramTest(check=_isolate(body, collected=collected))] if may_fail else []
+
+
+def _names(body: Sequence[ast.AST], context: type[ast.expr_context]) -> set[str]:
+    nodes = (node for node in _walk(body) if isinstance(node, ast.Name))
+    return {node.id for node in nodes if isinstance(node.ctx, context)}
+
+
+def repeat(setup: Sequence[ast.stmt], body: Sequence[ast.stmt]) -> list[ast.stmt]:
+    """Return statements that evaluate again, whatever comes of it, what is asserted of objects that `setup` made.
+
+    `assert s.pop() == 2` changes what the next assertion sees.
+    """
+    anything = ast.ExceptHandler(ast.Name("Exception", ast.Load()), None, [ast.Pass()])
+    made = _names(setup, ast.Store)
+    return [
+        ast.Try([ast.Expr(each.test)], [anything], [], [])
+        for each in body
+        if isinstance(each, ast.Assert) and made & _names([each.test], ast.Load)
+    ]
+
+
+def _runs_something(body: Sequence[ast.stmt]) -> bool:
+    """Return whether more than definitions is run: a function that asserts and is never called tests nothing."""
+    run = _walk(_executed(body))
+    return any(isinstance(node, ast.Call | ast.Assert | ast.Raise) for node in run)
+
+
+def _may_fail(node: ast.AST) -> bool:
+    """Return whether a part of a test can refuse a program: `assert`, `raise`, `exit`, `assertEqual`."""
+    name = getattr(node, "id", None) or getattr(node, "attr", None) or ""
+    return isinstance(node, ast.Assert | ast.Raise) or bool(
+        re.search("assert|exit|raises", name, re.IGNORECASE)
+    )
+
+
+def _read_assertion(setup: list[ast.stmt], statement: ast.Assert) -> ProgramTest:
+    match statement.test:
+        case ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]):
+            for expression, expected in ((left, right), (right, left)):
+                known, value = compute(expected)
+                if known:
+                    return ProgramTest(value, _isolate(setup, expression))
+    return ProgramTest(check=_isolate([*setup, statement]))
+
+
+def _walk(body: Sequence[ast.AST]) -> list[ast.AST]:
+    return [node for part in body for node in ast.walk(part)]
+
+
+def _isolate(
+    body: Sequence[ast.stmt], expression: ast.expr | None = None, collected: Sequence[str] = ()
+) -> Check:
+    """Return a check that imports what it uses of the library, and takes from the program what is left."""
+    value = ast.unparse(expression) if expression else "None"
+    setup = ast.unparse(ast.Module(body=list(body), type_ignores=[]))
+    missing = _find_undefined(f"{setup}\n{value}")
+    imports = {}
+    for node in _walk([*body, expression] if expression else body):
+        match node:
+            case ast.Attribute(value=ast.Name(id=name), attr=attribute) if name in missing:
+                if name in _LIBRARY and _has(_LIBRARY[name], attribute):
+                    imports[name] = f"import {_LIBRARY[name]} as {name}\n"
+    missing -= imports.keys()
+    if missing - _HELPERS.keys():
+        helpers = missing & _HELPERS.keys()
+        imports |= {name: f"from {_HELPERS[name]} import {name}\n" for name in helpers}
+    lines = "".join(imports[name] for name in sorted(imports))
+    return Check(
+        names=sorted(missing - imports.keys()),
+        setup=lines + setup,
+        collected=list(collected),
+        expression=value,
+    )
+
+
+def _has(module: str, attribute: str) -> bool:
+    try:
+        return module == "pytest" or hasattr(importlib.import_module(module), attribute)
+    except ImportError:
+        return False
+
+
+def _find_undefined(code: str) -> set[str]:
+    """Return the names that code uses and neither it nor Python defines."""
+    used: set[str] = set()
+    defined = {*dir(builtins), "exit", "quit"}
+    tables = [symtable.symtable(code, "test.py", "exec")]
+    for table in tables:
+        tables += table.get_children()
+        for symbol in table.get_symbols():
+            if table.get_type() == "module" or symbol.is_global():
+                is_defined = symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace()
+                (defined if is_defined else used).add(symbol.get_name())
+    return {name for name in used - defined if not name.startswith("__")}
+
+
+def compute(node: ast.expr) -> tuple[bool, Any]:
+    """Return whether a node is a literal, or a call such as `set([1, 2])`, and its value."""
+    try:
+        match node:
+            case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in _CONSTRUCTORS:
+                parts = [compute(argument) for argument in args]
+                if all(known for known, _ in parts):
+                    return True, _CONSTRUCTORS[name](*(value for _, value in parts))
+                return False, None
+        return True, ast.literal_eval(node)
+    except (ValueError, TypeError):
+        return False, None

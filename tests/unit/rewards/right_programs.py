@@ -1,0 +1,638 @@
+"""Right programs in the styles of tests that datasets have: name, style, program, tests, parameters."""
+
+# ruff: noqa
+# fmt: off
+RIGHT = []
+
+
+def add(name, style, program, tests, **extra):
+    RIGHT.append((name, style, program.strip("\n") + "\n", tests.strip("\n") + "\n" if isinstance(tests, str) else tests, extra))
+
+
+# ---------------------------------------------------------------- HumanEval
+add("he-close-elements", "humaneval", '''
+from typing import List
+
+
+def has_close_elements(numbers: List[float], threshold: float) -> bool:
+    """ Check if any two numbers are closer than threshold. """
+    numbers = sorted(numbers)
+    return any(b - a < threshold for a, b in zip(numbers, numbers[1:]))
+''', '''
+METADATA = {
+    'author': 'jt',
+    'dataset': 'test'
+}
+
+
+def check(candidate):
+    assert candidate([1.0, 2.0, 3.9, 4.0, 5.0, 2.2], 0.3) == True
+    assert candidate([1.0, 2.0, 3.9, 4.0, 5.0, 2.2], 0.05) == False
+    assert candidate([1.0, 2.0, 5.9, 4.0, 5.0], 0.95) == True
+    assert candidate([1.1, 2.2, 3.1, 4.1, 5.1], 0.5) == False, "This prints if this assert fails"
+''', function="has_close_elements")
+add("he-truncate", "humaneval", "def truncate_number(number: float) -> float:\n    return number % 1.0\n", '''
+def check(candidate):
+    assert candidate(3.5) == 0.5
+    assert abs(candidate(1.33) - 0.33) < 1e-6
+    assert abs(candidate(123.456) - 0.456) < 1e-6
+''', function="truncate_number")
+add("he-mad", "humaneval", "def mad(numbers):\n    m = sum(numbers) / len(numbers)\n    return sum(abs(x - m) for x in numbers) / len(numbers)\n", '''
+def check(candidate):
+    assert abs(candidate([1.0, 2.0, 3.0]) - 2.0/3.0) < 1e-6
+    assert abs(candidate([1.0, 2.0, 3.0, 4.0]) - 1.0) < 1e-6
+''', function="mad")
+add("he-poly", "humaneval", '''
+def poly(xs, x):
+    return sum(c * x ** i for i, c in enumerate(xs))
+
+
+def find_zero(xs):
+    lo, hi = -1.0, 1.0
+    while poly(xs, lo) * poly(xs, hi) > 0:
+        lo, hi = lo * 2, hi * 2
+    while hi - lo > 1e-10:
+        mid = (lo + hi) / 2
+        if poly(xs, lo) * poly(xs, mid) > 0:
+            lo = mid
+        else:
+            hi = mid
+    return lo
+''', '''
+def check(candidate):
+    import math
+    import random
+    rng = random.Random(42)
+    import copy
+    for _ in range(20):
+        ncoeff = 2 * rng.randint(1, 3)
+        coeffs = []
+        for _ in range(ncoeff):
+            coeff = rng.randint(-10, 10)
+            if coeff == 0:
+                coeff = 1
+            coeffs.append(coeff)
+        solution = candidate(copy.deepcopy(coeffs))
+        assert math.fabs(poly(coeffs, solution)) < 1e-3
+''', function="find_zero")
+add("he-encode-decode", "humaneval", '''
+def encode_cyclic(s: str):
+    groups = [s[3 * i:min(3 * i + 3, len(s))] for i in range((len(s) + 2) // 3)]
+    return "".join(g[1:] + g[0] if len(g) == 3 else g for g in groups)
+
+
+def decode_cyclic(s: str):
+    return encode_cyclic(encode_cyclic(s))
+''', '''
+def check(candidate):
+    from random import randint, choice
+    import string
+
+    letters = string.ascii_lowercase
+    for _ in range(30):
+        str = ''.join(choice(letters) for i in range(randint(10, 20)))
+        encoded_str = encode_cyclic(str)
+        assert candidate(encoded_str) == str
+''', function="decode_cyclic")
+add("he-none-tuple", "humaneval", '''
+def largest_smallest_integers(lst):
+    neg = [x for x in lst if x < 0]
+    pos = [x for x in lst if x > 0]
+    return (max(neg) if neg else None, min(pos) if pos else None)
+''', '''
+def check(candidate):
+
+    # Check some simple cases
+    assert candidate([2, 4, 1, 3, 5, 7]) == (None, 1)
+    assert candidate([-6, -4, -4, -3, 1]) == (-3, 1)
+    assert candidate([]) == (None, None)
+
+    # Check some edge cases that are easy to work out by hand.
+    assert True
+''', function="largest_smallest_integers")
+add("he-tuple-loop", "humaneval", "def add(x, y):\n    return x + y\n", '''
+def check(candidate):
+    import random
+
+    assert candidate(0, 1) == 1
+    assert candidate(2, 3) == 5
+    for i in range(50):
+        x, y = random.randint(0, 1000), random.randint(0, 1000)
+        assert candidate(x, y) == x + y
+''', function="add")
+add("he-keyword", "humaneval", "def scale(xs, *, factor=2, offset=0):\n    return [x * factor + offset for x in xs]\n", '''
+def check(candidate):
+    assert candidate([1, 2]) == [2, 4]
+    assert candidate([1, 2], factor=3) == [3, 6]
+    assert candidate(xs=[1], **{"offset": 5}) == [7]
+    assert candidate(*[[4]]) == [8]
+''', function="scale")
+add("he-lambda-name", "humaneval", "triple = lambda n: 3 * n\n", "def check(candidate):\n    assert candidate(2) == 6\n    assert [candidate(i) for i in range(3)] == [0, 3, 6]\n", function="triple")
+add("he-evalplus", "humaneval", "def common(l1, l2):\n    return sorted(set(l1) & set(l2))\n", '''
+import math
+
+def is_floats(x) -> bool:
+    if isinstance(x, float):
+        return True
+    if isinstance(x, (list, tuple)) and x:
+        return all(isinstance(i, float) for i in x)
+    return False
+
+def assertion(out, exp, atol):
+    exact_match = out == exp
+    if atol == 0 and is_floats(exp):
+        atol = 1e-6
+    if not exact_match and atol != 0:
+        assert all(math.isclose(a, b, abs_tol=atol) for a, b in zip(out, exp))
+    else:
+        assert exact_match
+
+inputs = [[[1, 4, 3], [3, 4, 9]], [[5], [6]], [[], []]]
+results = [[3, 4], [], []]
+
+def check(candidate):
+    for i, (inp, exp) in enumerate(zip(inputs, results)):
+        assertion(candidate(*inp), exp, 0)
+''', function="common")
+
+# ---------------------------------------------------------------- MBPP: asserts, a string or a list
+add("mbpp-list", "mbpp", "def similar_elements(a, b):\n    return tuple(set(a) & set(b))\n", [
+    "assert set(similar_elements((3, 4, 5, 6),(5, 7, 4, 10))) == set((4, 5))",
+    "assert set(similar_elements((1, 2, 3, 4),(5, 4, 3, 7))) == set((3, 4))",
+    "assert set(similar_elements((11, 12, 14, 13),(17, 15, 14, 13))) == set((13, 14))"])
+add("mbpp-setup", "mbpp", "import heapq\n\ndef heap_queue_largest(nums, n):\n    return heapq.nlargest(n, nums)\n", [
+    "data = [25, 35, 22, 85, 14, 65, 75, 22, 58]", "import math",
+    "assert heap_queue_largest(data, 3) == [85, 75, 65]", "assert math.prod(heap_queue_largest(data, 2)) == 85 * 75"])
+add("mbpp-math", "mbpp", "import math\ndef lateralsurface_cone(r, h):\n    return math.pi * r * math.hypot(r, h)\n", [
+    "import math", "assert math.isclose(lateralsurface_cone(5,12), 204.20352248333654, rel_tol=0.001)",
+    "assert math.isclose(lateralsurface_cone(10,15), 566.3586699569488, rel_tol=0.001)"])
+add("mbpp-class-node", "mbpp", '''
+class Node:
+    def __init__(self, data):
+        self.data, self.left, self.right = data, None, None
+def max_height(node):
+    return 0 if node is None else 1 + max(max_height(node.left), max_height(node.right))
+''', ["root = Node(1)\nroot.left = Node(2)\nroot.right = Node(3)\nroot.left.left = Node(4)\nroot.left.right = Node(5)",
+      "assert max_height(root) == 3", "assert max_height(None) == 0", "assert (max_height(root.left)) == 2"])
+add("mbpp-string", "asserts", "def is_prime(n):\n    return n > 1 and all(n % d for d in range(2, int(n ** 0.5) + 1))\n",
+    "assert is_prime(7)\nassert not is_prime(8)\nassert is_prime(2) is True\nassert [n for n in range(20) if is_prime(n)] == [2, 3, 5, 7, 11, 13, 17, 19]")
+add("mbpp-counter", "mbpp", "from collections import Counter\ndef freq(xs):\n    return Counter(xs)\n", [
+    "assert freq([10, 10, 20]) == ({10: 2, 20: 1})", "assert freq('aab')['a'] == 2", "assert freq([])['x'] == 0"])
+add("string-json-list", "mbpp", "def double(n):\n    return 2 * n\n", '["assert double(2) == 4", "assert double(-1) == -2"]')
+add("asserts-message", "asserts", "def area(r):\n    return 3.14 * r * r\n", "r = area(2)\nassert r == 12.56, f'got {r}'\nassert f'{area(1):.1f}' == '3.1', 'format'\nassert '%.2f' % area(1) == '3.14'")
+
+# ---------------------------------------------------------------- LiveCodeBench, LeetCode, APPS
+SOLUTION = '''
+class Solution:
+    def twoSum(self, nums: list[int], target: int) -> list[int]:
+        seen = {}
+        for i, n in enumerate(nums):
+            if target - n in seen:
+                return [seen[target - n], i]
+            seen[n] = i
+'''
+add("lcb-calls", "calls", SOLUTION, [{"input": [[2, 7, 11], 9], "output": [0, 1]}, {"input": [[3, 2, 4], 6], "output": [1, 2]}], function="twoSum")
+add("lcb-asserts", "solution", SOLUTION, "assert Solution().twoSum([2, 7, 11], 9) == [0, 1]\nassert Solution().twoSum(nums=[3, 3], target=6) == [0, 1]")
+add("lcb-instance", "solution", SOLUTION, "solution = Solution()\nassert solution.twoSum([3, 2, 4], 6) == [1, 2]\nassert sorted(solution.twoSum([3, 3], 6)) == [0, 1]")
+add("lcb-method-candidate", "humaneval", SOLUTION, "def check(candidate):\n    assert candidate(nums=[2, 7], target=9) == [0, 1]\n    assert candidate([3, 3], 6) == [0, 1]\n", function="Solution().twoSum")
+add("leetcode-tree", "solution", '''
+from typing import Optional
+class TreeNode:
+    def __init__(self, val=0, left=None, right=None):
+        self.val, self.left, self.right = val, left, right
+class Solution:
+    def invertTree(self, root: Optional[TreeNode]) -> Optional[TreeNode]:
+        if root:
+            root.left, root.right = self.invertTree(root.right), self.invertTree(root.left)
+        return root
+''', '''
+def build(values):
+    return TreeNode(values[0], TreeNode(values[1]), TreeNode(values[2]))
+
+r = Solution().invertTree(build([1, 2, 3]))
+assert (r.val, r.left.val, r.right.val) == (1, 3, 2)
+assert r.left.left is None
+assert Solution().invertTree(None) is None
+''')
+add("leetcode-linked-list", "solution", '''
+class ListNode:
+    def __init__(self, val=0, next=None):
+        self.val = val
+        self.next = next
+def reverse(head):
+    prev = None
+    while head:
+        head.next, prev, head = prev, head, head.next
+    return prev
+''', '''
+def to_list(node):
+    out = []
+    while node:
+        out.append(node.val)
+        node = node.next
+    return out
+
+assert to_list(reverse(ListNode(1, ListNode(2, ListNode(3))))) == [3, 2, 1]
+assert to_list(reverse(None)) == []
+''')
+add("leetcode-lru", "class", '''
+from collections import OrderedDict
+class LRUCache:
+    def __init__(self, capacity: int):
+        self.d, self.c = OrderedDict(), capacity
+    def get(self, key):
+        if key not in self.d:
+            return -1
+        self.d.move_to_end(key)
+        return self.d[key]
+    def put(self, key, value):
+        self.d[key] = value
+        self.d.move_to_end(key)
+        if len(self.d) > self.c:
+            self.d.popitem(last=False)
+''', "c = LRUCache(2)\nc.put(1, 1)\nc.put(2, 2)\nfirst = c.get(1)\nc.put(3, 3)\nassert first == 1\nassert c.get(2) == -1 and c.get(3) == 3\nassert c.get(1) == 1")
+add("apps-fn", "apps", "def add(a, b):\n    return a + b\n", {"inputs": [[1, 2], [-1, 1], ["a", "b"]], "outputs": [3, 0, "ab"], "fn_name": "add"})
+add("apps-stdin", "apps", "n = int(input())\nprint(sum(map(int, input().split()[:n])))\n", {"inputs": ["3\n1 2 3\n", "1\n-5\n"], "outputs": ["6\n", "-5\n"]})
+add("calls-nested", "calls", "def transpose(m):\n    return [list(r) for r in zip(*m)]\n", [{"input": [[[1, 2], [3, 4]]], "output": [[1, 3], [2, 4]]}, {"input": [[]], "output": []}], function="transpose")
+add("calls-bool-none-str", "calls", "def first(xs):\n    return xs[0] if xs else None\n", [{"input": [[True]], "output": True}, {"input": [[]], "output": None}, {"input": ["é∀"], "output": "é"}], function="first")
+add("calls-dict", "calls", "def invert(d):\n    return {v: k for k, v in d.items()}\n", [{"input": [{"a": "x"}], "output": {"x": "a"}}], function="invert")
+add("calls-prints-too", "calls", "def add(a, b):\n    print('adding', a, b)\n    return a + b\n", [{"input": [1, 2], "output": 3}], function="add")
+add("calls-float", "calls", "def mean(xs):\n    return sum(xs) / len(xs)\n", [{"input": [[1, 2]], "output": 1.5}, {"input": [[0.1, 0.2]], "output": 0.15}], function="mean", compare="numbers")
+
+# ---------------------------------------------------------------- stdin and stdout
+add("stdin-lines", "stdin", "n = int(input())\nfor i in range(1, n + 1):\n    print(i, i * i)\n", [{"input": "2\n", "output": "1 1\n2 4\n"}, {"input": "3", "output": "1 1\n2 4\n3 9"}])
+add("stdin-whitespace", "stdin", "import sys\ndata = sys.stdin.read().split()\nprint(' '.join(sorted(data)), end=' \\n\\n')\n", [{"input": "b  a\n\n c \n", "output": "a b c\n"}, {"input": "\n", "output": ""}])
+add("stdin-eof-loop", "stdin", "import sys\nfor line in sys.stdin:\n    a, b = map(int, line.split())\n    print(a + b)\n", [{"input": "1 2\n3 4\n", "output": "3\n7\n"}])
+add("stdin-main-guard", "stdin", "def main():\n    name = input()\n    print(f'Hello, {name}!')\n\n\nif __name__ == '__main__':\n    main()\n", [{"input": "Zoë\n", "output": "Hello, Zoë!\n"}])
+add("stdin-exit", "stdin", "import sys\nn = int(sys.stdin.readline())\nif n < 0:\n    print('negative')\n    sys.exit(0)\nprint('ok')\nexit()\n", [{"input": "-1\n", "output": "negative\n"}, {"input": "1\n", "output": "ok\n"}])
+add("stdin-fast-io", "stdin", "import sys, os\ninput = sys.stdin.buffer.readline\nt = int(input())\nout = []\nfor _ in range(t):\n    n = int(input())\n    out.append(n * (n + 1) // 2)\nsys.stdout.write('\\n'.join(map(str, out)))\n", [{"input": "2\n3\n4\n", "output": "6\n10\n"}])
+add("stdin-eof-error", "stdin", "total = 0\nwhile True:\n    try:\n        total += int(input())\n    except EOFError:\n        break\nprint(total)\n", [{"input": "1\n2\n3", "output": "6"}])
+add("stdin-recursion-thread", "stdin", "import sys, threading\nsys.setrecursionlimit(20000)\ndef depth(n):\n    return 0 if n == 0 else 1 + depth(n - 1)\ndef main():\n    print(depth(int(input())))\nthreading.stack_size(64 * 1024 * 1024)\nt = threading.Thread(target=main)\nt.start()\nt.join()\n", [{"input": "5000\n", "output": "5000\n"}])
+add("stdin-numbers", "stdin", "import math\nprint(math.sqrt(float(input())))\n", [{"input": "2\n", "output": "1.4142136\n"}], compare="numbers")
+add("stdin-exact", "stdin", "n = int(input())\nfor i in range(n):\n    print(' ' * (n - i - 1) + '*' * (2 * i + 1))\n", [{"input": "3\n", "output": "  *\n ***\n*****\n"}], compare="exact")
+add("stdin-big", "stdin", "n = int(input())\nprint(*range(n))\n", [{"input": "3000\n", "output": " ".join(map(str, range(3000))) + "\n"}])
+
+# ---------------------------------------------------------------- pytest functions
+add("pytest-plain", "pytest", "def slugify(s):\n    return '-'.join(s.lower().split())\n", "def test_basic():\n    assert slugify('Hello World') == 'hello-world'\n\n\ndef test_empty():\n    assert slugify('') == ''\n    assert '-' not in slugify('one')\n")
+add("pytest-raises", "pytest", "def parse_age(s):\n    n = int(s)\n    if n < 0:\n        raise ValueError(f'age must not be negative: {n}')\n    return n\n", '''
+import pytest
+
+
+def test_value():
+    assert parse_age("42") == 42
+
+
+def test_raises():
+    with pytest.raises(ValueError):
+        parse_age("x")
+
+
+def test_match():
+    with pytest.raises(ValueError, match=r"must not be negative: -\\d"):
+        parse_age("-1")
+
+
+def test_info():
+    with pytest.raises(ValueError) as info:
+        parse_age("-2")
+    assert str(info.value) == "age must not be negative: -2"
+    assert info.type is ValueError
+''')
+add("pytest-approx", "pytest", "def stats(xs):\n    m = sum(xs) / len(xs)\n    return {'mean': m, 'var': sum((x - m) ** 2 for x in xs) / len(xs)}\n", '''
+import pytest
+from pytest import approx
+
+
+def test_mean():
+    assert stats([0.1, 0.2])["mean"] == pytest.approx(0.15)
+
+
+def test_dict():
+    assert stats([1, 2, 4]) == approx({"mean": 7 / 3, "var": 14 / 9})
+
+
+def test_tolerance():
+    assert stats([1, 2])["mean"] == approx(1.49, abs=0.1)
+''')
+add("pytest-class", "pytest", "def rot13(s):\n    import codecs\n    return codecs.encode(s, 'rot13')\n", "class TestRot:\n    word = 'Hello'\n\n    def helper(self, s):\n        return rot13(rot13(s))\n\n    def test_once(self):\n        assert rot13(self.word) == 'Uryyb'\n\n    def test_twice(self):\n        assert self.helper(self.word) == self.word\n")
+
+# ---------------------------------------------------------------- unittest
+BANK = '''
+class InsufficientFunds(Exception):
+    """Raised when there is too little money."""
+
+    def __init__(self, missing):
+        super().__init__(f"{missing} missing")
+        self.missing = missing
+
+
+class Account:
+    count = 0
+
+    def __init__(self, owner, balance=0):
+        self.owner = owner
+        self._balance = balance
+        Account.count += 1
+
+    @property
+    def balance(self):
+        return self._balance
+
+    @balance.setter
+    def balance(self, value):
+        if value < 0:
+            raise ValueError("negative")
+        self._balance = value
+
+    def withdraw(self, amount):
+        if amount > self._balance:
+            raise InsufficientFunds(amount - self._balance)
+        self._balance -= amount
+        return self
+
+    @classmethod
+    def empty(cls, owner):
+        return cls(owner, 0)
+
+    @staticmethod
+    def valid(amount):
+        return amount > 0
+'''
+add("unittest-bank", "unittest", BANK, '''
+import unittest
+
+
+class TestAccount(unittest.TestCase):
+    def setUp(self):
+        self.account = Account("Ann", 100)
+
+    def tearDown(self):
+        self.account = None
+
+    def test_balance(self):
+        self.assertEqual(self.account.balance, 100)
+        self.account.withdraw(30).withdraw(20)
+        self.assertEqual(self.account.balance, 50)
+
+    def test_funds(self):
+        with self.assertRaises(InsufficientFunds) as cm:
+            self.account.withdraw(150)
+        self.assertEqual(str(cm.exception), "50 missing")
+        self.assertEqual(cm.exception.missing, 50)
+
+    def test_setter(self):
+        self.account.balance = 7
+        self.assertEqual(self.account.balance, 7)
+        with self.assertRaisesRegex(ValueError, "neg"):
+            self.account.balance = -1
+
+    def test_static(self):
+        self.assertTrue(Account.valid(1))
+        self.assertFalse(Account.valid(-1))
+        self.assertIsInstance(Account.empty("Bob"), Account)
+        self.assertRaises(InsufficientFunds, Account.empty("Bob").withdraw, 1)
+
+
+if __name__ == "__main__":
+    unittest.main()
+''')
+add("unittest-math", "unittest", "import math\ndef circle(r):\n    if r < 0:\n        raise ValueError('negative radius')\n    return math.pi * r ** 2\n", '''
+import unittest
+import math
+
+
+class TestCircle(unittest.TestCase):
+    def test_almost(self):
+        self.assertAlmostEqual(circle(1), math.pi)
+        self.assertAlmostEqual(circle(2), 12.566, places=3)
+        self.assertAlmostEqual(circle(2), 12.5, delta=0.1)
+
+    def test_raises(self):
+        self.assertRaises(ValueError, circle, -1)
+        with self.assertRaises(TypeError):
+            circle("x")
+
+    def test_order(self):
+        self.assertGreater(circle(2), circle(1))
+        self.assertNotEqual(circle(2), 0)
+        self.assertLessEqual(circle(0), 0)
+''')
+add("unittest-collections", "unittest", "def group(words):\n    out = {}\n    for w in words:\n        out.setdefault(len(w), []).append(w)\n    return out\n", '''
+import unittest
+
+
+class TestGroup(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.words = ["a", "bb", "c"]
+
+    def test_dict(self):
+        self.assertDictEqual(group(self.words), {1: ["a", "c"], 2: ["bb"]})
+        self.assertIn(2, group(self.words))
+        self.assertCountEqual(group(self.words)[1], ["c", "a"])
+        self.assertListEqual(group(["bb"])[2], ["bb"])
+        self.assertIsNone(group([]).get(1))
+
+    def test_sub(self):
+        for n in range(1, 4):
+            with self.subTest(n=n):
+                self.assertEqual(group(["x" * n]), {n: ["x" * n]})
+''')
+
+# ---------------------------------------------------------------- classes with state, operators, protocols
+add("class-stack-sequence", "class", "class Stack:\n    def __init__(self):\n        self.items = []\n    def push(self, x):\n        self.items.append(x)\n    def pop(self):\n        if not self.items:\n            raise IndexError('pop from empty stack')\n        return self.items.pop()\n    def is_empty(self):\n        return not self.items\n    def __len__(self):\n        return len(self.items)\n    def __contains__(self, x):\n        return x in self.items\n",
+    "def test_stack():\n    s = Stack()\n    assert s.is_empty()\n    s.push(1)\n    s.push(2)\n    assert len(s) == 2\n    assert 2 in s and 5 not in s\n    assert s.pop() == 2\n    assert s.pop() == 1\n    assert s.is_empty()\n    try:\n        s.pop()\n        assert False\n    except IndexError as e:\n        assert 'empty' in str(e)\n")
+add("class-vector", "class", '''
+class Vector:
+    def __init__(self, x, y):
+        self.x, self.y = x, y
+    def __add__(self, o): return Vector(self.x + o.x, self.y + o.y)
+    def __sub__(self, o): return Vector(self.x - o.x, self.y - o.y)
+    def __mul__(self, k): return Vector(self.x * k, self.y * k)
+    __rmul__ = __mul__
+    def __neg__(self): return Vector(-self.x, -self.y)
+    def __eq__(self, o): return isinstance(o, Vector) and (self.x, self.y) == (o.x, o.y)
+    def __hash__(self): return hash((self.x, self.y))
+    def __repr__(self): return f"Vector({self.x}, {self.y})"
+    def __iter__(self): return iter((self.x, self.y))
+    def __getitem__(self, i): return (self.x, self.y)[i]
+    def __len__(self): return 2
+    def __bool__(self): return any(self)
+    def __abs__(self): return (self.x ** 2 + self.y ** 2) ** 0.5
+    def __lt__(self, o): return abs(self) < abs(o)
+''', '''
+assert Vector(1, 2) + Vector(3, 4) == Vector(4, 6)
+assert Vector(1, 2) != Vector(2, 1)
+assert 2 * Vector(1, 2) == Vector(1, 2) * 2 == Vector(2, 4)
+assert -Vector(1, 2) == Vector(-1, -2)
+assert abs(Vector(3, 4)) == 5.0
+assert list(Vector(1, 2)) == [1, 2]
+x, y = Vector(7, 8)
+assert (x, y) == (7, 8)
+assert str(Vector(1, 2)) == "Vector(1, 2)" and repr([Vector(1, 2)]) == "[Vector(1, 2)]"
+assert len({Vector(1, 2), Vector(1, 2)}) == 1
+assert Vector(1, 2)[1] == 2 and len(Vector(0, 0)) == 2
+assert not Vector(0, 0) and Vector(0, 1)
+assert sorted([Vector(3, 4), Vector(1, 0)]) == [Vector(1, 0), Vector(3, 4)]
+assert max(Vector(3, 4), Vector(1, 0)).x == 3
+assert Vector(1, 2) in [Vector(0, 0), Vector(1, 2)]
+''')
+add("class-inherit", "class", '''
+class Shape:
+    def area(self):
+        raise NotImplementedError
+    def describe(self):
+        return f"{type(self).__name__} with area {self.area()}"
+class Square(Shape):
+    def __init__(self, s): self.s = s
+    def area(self): return self.s ** 2
+''', '''
+assert Square(3).describe() == "Square with area 9"
+assert issubclass(Square, Shape) and isinstance(Square(1), Shape)
+assert type(Square(1)).__name__ == "Square"
+assert hasattr(Square(2), "s") and not hasattr(Square(2), "t")
+assert getattr(Square(2), "s") == 2
+try:
+    Shape().area()
+    raised = False
+except NotImplementedError:
+    raised = True
+assert raised
+''')
+add("class-test-subclasses", "class", "class Animal:\n    def __init__(self, name):\n        self.name = name\n    def speak(self):\n        return '...'\n    def intro(self):\n        return f'{self.name} says {self.speak()}'\n",
+    "class Dog(Animal):\n    def speak(self):\n        return 'Woof'\n\nassert Dog('Rex').intro() == 'Rex says Woof'\nassert Animal('X').intro() == 'X says ...'")
+add("class-context", "class", '''
+class Resource:
+    log = []
+    def __enter__(self):
+        self.log.append("open")
+        return self
+    def __exit__(self, kind, error, tb):
+        self.log.append("close" if kind is None else kind.__name__)
+        return False
+''', '''
+def test_normal():
+    r = Resource()
+    with r as inner:
+        assert inner is r
+    assert r.log[-2:] == ["open", "close"]
+
+
+def test_error():
+    r = Resource()
+    try:
+        with r:
+            raise KeyError("x")
+    except KeyError:
+        pass
+    assert r.log[-1] == "KeyError"
+''')
+add("class-context-suppresses", "class", "class Ignore:\n    def __init__(self, *kinds):\n        self.kinds = kinds\n    def __enter__(self):\n        return self\n    def __exit__(self, kind, error, tb):\n        return kind is not None and issubclass(kind, self.kinds)\n",
+    "done = []\nwith Ignore(ZeroDivisionError):\n    done.append(1)\n    1 / 0\n    done.append(2)\nassert done == [1]")
+add("class-iterator", "class", "class Countdown:\n    def __init__(self, n):\n        self.n = n\n    def __iter__(self):\n        return self\n    def __next__(self):\n        if self.n == 0:\n            raise StopIteration\n        self.n -= 1\n        return self.n + 1\n",
+    "assert list(Countdown(3)) == [3, 2, 1]\nassert sum(Countdown(4)) == 10\nit = iter(Countdown(2))\na, b = next(it), next(it)\nassert (a, b, next(it, 'end')) == (2, 1, 'end')\nassert [x * 2 for x in Countdown(2)] == [4, 2]\nassert max(Countdown(5)) == 5 and 3 in Countdown(3)")
+add("class-mapping", "class", "class Matrix:\n    def __init__(self):\n        self.d = {}\n    def __setitem__(self, k, v):\n        self.d[k] = v\n    def __getitem__(self, k):\n        return self.d[k]\n    def __delitem__(self, k):\n        del self.d[k]\n    def __call__(self, k):\n        return self.d.get(k)\n    def __len__(self):\n        return len(self.d)\n",
+    "m = Matrix()\nm[1, 2] = 5\nm['a'] = [1]\ndel m['a']\nm[1, 2] += 1\nassert m[1, 2] == 6\nassert len(m) == 1 and m((0, 0)) is None\ntry:\n    m['zz']\n    missing = False\nexcept KeyError:\n    missing = True\nassert missing")
+add("class-attributes", "class", BANK, "a = Account('Ann', 5)\na.owner = 'Bob'\na.extra = [1]\na.extra.append(2)\nassert a.owner == 'Bob' and a.extra == [1, 2]\nassert Account.count >= 1 and a.balance == 5\ntry:\n    a.withdraw(9)\n    assert False, 'no error'\nexcept InsufficientFunds as e:\n    error = e\nassert error.missing == 4 and error.args == ('4 missing',)\nassert InsufficientFunds.__doc__.startswith('Raised')")
+add("class-enum", "class", "from enum import Enum, IntEnum\nclass Color(Enum):\n    RED = 1\n    BLUE = 2\nclass Level(IntEnum):\n    LOW = 1\n    HIGH = 3\ndef other(c):\n    return Color.BLUE if c is Color.RED else Color.RED\n",
+    "assert other(Color.RED) == Color.BLUE\nassert other(Color.RED) is Color.BLUE\nassert other(Color.BLUE).name == 'RED' and Color(2).value == 2\nassert Level.HIGH > Level.LOW and Level.HIGH == 3\nassert [c.name for c in Color] == ['RED', 'BLUE'] and len(Color) == 2")
+add("class-two-instances", "class", "class Counter2:\n    def __init__(self):\n        self.n = 0\n    def inc(self, by=1):\n        self.n += by\n        return self.n\n", "a, b = Counter2(), Counter2()\na.inc()\na.inc(by=5)\nb.inc()\nassert (a.n, b.n) == (6, 1)\nassert a is not b and a.inc() == 7")
+
+# ---------------------------------------------------------------- results of many types
+add("result-generator", "results", "def fib():\n    a, b = 0, 1\n    while True:\n        yield a\n        a, b = b, a + b\ndef firsts(n):\n    from itertools import islice\n    return islice(fib(), n)\n",
+    "from itertools import islice, takewhile\nassert list(islice(fib(), 6)) == [0, 1, 1, 2, 3, 5]\nassert list(takewhile(lambda x: x < 9, fib())) == [0, 1, 1, 2, 3, 5, 8]\ng = fib()\nassert [next(g) for _ in range(3)] == [0, 1, 1]\nassert list(firsts(3)) == [0, 1, 1]\nassert sum(firsts(5)) == 7")
+add("result-generator-send", "results", "def averager():\n    total, n, mean = 0, 0, None\n    while True:\n        x = yield mean\n        total, n = total + x, n + 1\n        mean = total / n\n", "g = averager()\nnext(g)\na, b = g.send(2), g.send(4)\nassert (a, b) == (2.0, 3.0)\ng.close()\nassert next(averager()) is None")
+add("result-collections", "results", '''
+from collections import Counter, defaultdict, OrderedDict, deque, namedtuple
+P = namedtuple("P", "x y")
+def count(s): return Counter(s)
+def groups(ws):
+    d = defaultdict(list)
+    for w in ws: d[w[0]].append(w)
+    return d
+def ordered(): return OrderedDict([("b", 1), ("a", 2)])
+def last(xs, n): return deque(xs, maxlen=n)
+def point(x, y): return P(x, y)
+''', '''
+from collections import Counter, deque, OrderedDict, defaultdict
+assert count("abca") == Counter("aabc")
+assert count("abca").most_common(1) == [("a", 2)]
+assert groups(["ab", "ac", "b"]) == {"a": ["ab", "ac"], "b": ["b"]}
+assert dict(groups(["x"])) == {"x": ["x"]}
+assert isinstance(groups([]), defaultdict) and isinstance(groups([]), dict)
+assert list(ordered()) == ["b", "a"] and ordered() == OrderedDict([("b", 1), ("a", 2)])
+assert last([1, 2, 3], 2) == deque([2, 3])
+assert list(last([1, 2, 3], 2)) == [2, 3] and last([1], 2)[0] == 1
+assert point(1, 2) == (1, 2) and point(1, 2).y == 2
+x, y = point(3, 4)
+assert x * y == 12
+assert point(1, 2)._asdict() == {"x": 1, "y": 2}
+''')
+add("result-numbers", "results", '''
+from decimal import Decimal
+from fractions import Fraction
+def half(x): return x / 2
+def dec(s): return Decimal(s) * 2
+def frac(a, b): return Fraction(a, b)
+def roots(): return (1 + 2j, 1 - 2j)
+def big(n): return 2 ** n
+def inf(): return float("inf")
+def nan(): return float("nan")
+''', '''
+from decimal import Decimal
+from fractions import Fraction
+import math
+assert half(3) == 1.5 and half(Decimal("1")) == Decimal("0.5") and half(Fraction(1, 2)) == Fraction(1, 4)
+assert dec("1.10") == Decimal("2.20") and str(dec("1.10")) == "2.20"
+assert frac(2, 4) == Fraction(1, 2) and frac(1, 2) == 0.5 and frac(1, 3).denominator == 3
+assert roots()[0] * roots()[1] == 5 and roots()[0].imag == 2 and abs(3 + 4j) == 5
+assert big(200) == 1 << 200 and len(str(big(200))) == 61
+assert math.isinf(inf()) and inf() > 10 ** 9
+assert math.isnan(nan()) and nan() != nan()
+assert isinstance(half(3), float) and type(big(2)) is int
+assert round(half(2.468), 2) == 1.23 and math.floor(half(3)) == 1
+''')
+add("result-datetime", "results", "from datetime import date, datetime, timedelta\ndef later(d, days):\n    return d + timedelta(days=days)\ndef parse(s):\n    return datetime.strptime(s, '%Y-%m-%d')\n",
+    "from datetime import date, datetime, timedelta\nassert later(date(2024, 2, 28), 1) == date(2024, 2, 29)\nassert parse('2024-01-02') == datetime(2024, 1, 2)\nassert (later(date(2024, 1, 1), 5) - date(2024, 1, 1)).days == 5\nassert parse('2024-01-02').isoformat() == '2024-01-02T00:00:00' and parse('2024-01-02') - datetime(2024, 1, 1) == timedelta(days=1)")
+add("result-sets-bytes", "results", "def letters(s):\n    return set(s)\ndef frozen(xs):\n    return frozenset(xs)\ndef raw(s):\n    return s.encode()\ndef nothing():\n    pass\ndef nested():\n    return {'a': [(1, {2, 3}), None], (1, 2): {'b': b'x'}}\ndef power(xs):\n    xs = list(xs)\n    return {frozenset(x for i, x in enumerate(xs) if m >> i & 1) for m in range(2 ** len(xs))}\n",
+    "assert letters('aab') == {'a', 'b'}\nassert frozen([1, 1]) == frozenset({1}) and frozen([1]) == {1}\nassert letters('ab') | {'c'} == set('abc') and 'a' in letters('a')\nassert letters('ab').issubset('abc') and {'a'} <= letters('ab')\nassert raw('é') == b'\\xc3\\xa9'\nassert nothing() is None\nassert nested() == {'a': [(1, {3, 2}), None], (1, 2): {'b': b'x'}}\nassert isinstance(letters(''), set) and not letters('')\nassert power([1, 2]) == {frozenset(), frozenset({1}), frozenset({2}), frozenset({1, 2})}")
+add("result-dataclass", "results", "from dataclasses import dataclass, field\n@dataclass(order=True, frozen=True)\nclass Point:\n    x: int\n    y: int = 0\n@dataclass\nclass Bag:\n    items: list = field(default_factory=list)\ndef mirror(p):\n    return Point(p.y, p.x)\ndef bag(*xs):\n    return Bag(list(xs))\n",
+    "from dataclasses import asdict, replace\nassert mirror(Point(1, 2)) == Point(2, 1)\nassert mirror(Point(1)).y == 1 and Point(1, 2) < Point(2, 0)\nassert repr(Point(1, 2)) == 'Point(x=1, y=2)'\nassert bag(1, 2).items == [1, 2] and bag() == Bag()\nassert bag(1) != bag(2)\nassert sorted([Point(2), Point(1)])[0] == Point(1)\nassert len({Point(1), Point(1)}) == 1")
+add("result-function", "results", "def adder(n):\n    return lambda x: x + n\ndef compose(*fs):\n    def g(x):\n        for f in reversed(fs):\n            x = f(x)\n        return x\n    return g\ndef counter():\n    n = 0\n    def inc():\n        nonlocal n\n        n += 1\n        return n\n    return inc\n",
+    "assert adder(3)(4) == 7\nassert list(map(adder(1), [1, 2])) == [2, 3]\nassert compose(adder(1), lambda x: x * 10)(2) == 21\nassert compose(str, len)('abc') == '3'\nc = counter()\nfirst = c()\nassert (first, c()) == (1, 2)\nassert callable(adder(1))")
+add("result-text", "results", "def shout(s):\n    return s.upper() + '!'\ndef lines():\n    return 'a\\nb\\n\\ttab \\u2603 \\U0001F600 \"q\" \\\\'\n",
+    "assert shout('a').startswith('A') and shout('a').endswith('!')\nassert 'A' in shout('a') and len(shout('abc')) == 4\nassert shout('a b').split() == ['A', 'B!']\nassert shout('x')[0] == 'X' and shout('x')[::-1] == '!X'\nassert lines() == 'a\\nb\\n\\ttab \\u2603 \\U0001F600 \"q\" \\\\'\nimport re\nassert re.fullmatch(r'[A-Z]+!', shout('abc'))\nassert lines().splitlines()[1] == 'b' and '-'.join(shout('ab')) == 'A-B-!'")
+add("result-looks", "results", "def evens(xs):\n    return [x for x in xs if x % 2 == 0]\n",
+    "from itertools import chain\nassert sorted(evens([4, 1, 2])) == [2, 4] and len(evens(range(10))) == 5\nassert isinstance(evens([]), list) and evens([]) == []\nassert type(evens([])) == list and not evens([1])\nassert all(x % 2 == 0 for x in evens(range(50))) and any(x > 40 for x in evens(range(50)))\nassert evens((2, 3, 4))[-1] == 4 and evens([2, 4])[:1] == [2]\nassert list(chain(evens([2]), [1])) == [2, 1]\na, *b = evens([2, 4, 6])\nassert a == 2 and b == [4, 6]\nfor got, want in zip(evens([1, 2, 4]), [2, 4]):\n    assert got == want\nassert set(evens([2, 2])) == {2} and sum(evens([2, 4])) == 6 and max(evens([2, 4])) == 4\nassert evens(iter([1, 2])) == [2] and evens(x for x in [2]) == [2]")
+
+# ---------------------------------------------------------------- functions as arguments, changes in place, helpers
+add("args-functions", "callbacks", "def apply(f, xs, key=None):\n    return [f(x) for x in sorted(xs, key=key)]\ndef fold(f, xs, start):\n    for x in xs:\n        start = f(start, x)\n    return start\n",
+    "import operator, math\nassert apply(lambda x: x * 2, [3, 1]) == [2, 6]\nassert apply(abs, [-3, 1]) == [3, 1]\nassert apply(str, [1, 2], key=lambda x: -x) == ['2', '1']\nassert fold(operator.add, [1, 2], 0) == 3 and fold(max, [4, 2], 0) == 4\nassert fold(lambda a, b: a + [b], [1, 2], []) == [1, 2]\nassert apply(math.sqrt, [4]) == [2.0]\ndef inc(x):\n    return x + 1\nassert apply(inc, [1]) == [2]")
+add("args-callback-record", "callbacks", "class Emitter:\n    def __init__(self):\n        self.handlers = {}\n    def on(self, name, f):\n        self.handlers.setdefault(name, []).append(f)\n    def emit(self, name, *args, **kw):\n        return [f(*args, **kw) for f in self.handlers.get(name, [])]\n",
+    "got = []\ne = Emitter()\ne.on('x', got.append)\ne.on('x', lambda v, **k: got.append((v, k)) if k else 'plain')\nresults = e.emit('x', 5)\nassert got == [5]\nassert results == [None, 'plain'] and e.emit('y') == []")
+add("args-decorator", "callbacks", "import functools\ndef memoize(f):\n    cache = {}\n    @functools.wraps(f)\n    def g(*a):\n        if a not in cache:\n            cache[a] = f(*a)\n        return cache[a]\n    g.cache = cache\n    return g\ndef retry(times):\n    def deco(f):\n        def g(*a, **k):\n            for i in range(times):\n                try:\n                    return f(*a, **k)\n                except ValueError:\n                    if i == times - 1:\n                        raise\n        return g\n    return deco\n",
+    "calls = []\n@memoize\ndef fib(n):\n    calls.append(n)\n    return n if n < 2 else fib(n - 1) + fib(n - 2)\nresult = fib(20)\nassert result == 6765\nassert len(calls) == 21 and fib.__name__ == 'fib'\nassert (5,) in fib.cache\ntries = []\n@retry(3)\ndef flaky():\n    tries.append(1)\n    if len(tries) < 3:\n        raise ValueError('no')\n    return 'ok'\nvalue = flaky()\nassert value == 'ok' and len(tries) == 3\n@retry(2)\ndef never():\n    raise ValueError('never')\ntry:\n    never()\n    message = None\nexcept ValueError as e:\n    message = str(e)\nassert message == 'never'")
+add("args-callback-raises", "callbacks", "def safe(f, default=None):\n    try:\n        return f()\n    except (ZeroDivisionError, KeyError) as e:\n        return default if default is not None else type(e).__name__\n",
+    "assert safe(lambda: 1 / 0) == 'ZeroDivisionError'\nassert safe(lambda: {}['x'], 5) == 5\nclass Odd(Exception):\n    pass\ndef boom():\n    raise Odd('x')\ntry:\n    safe(boom)\n    seen = None\nexcept Odd as e:\n    seen = str(e)\nassert seen == 'x'")
+add("args-in-place", "mutation", "def sort_in_place(xs):\n    xs.sort()\ndef remove_dups(xs):\n    seen = set()\n    k = 0\n    for x in xs:\n        if x not in seen:\n            seen.add(x)\n            xs[k] = x\n            k += 1\n    del xs[k:]\n    return k\ndef fill(d, s, m):\n    d['a'] = [1]\n    d['a'].append(2)\n    s.add(9)\n    m[0][1] = 7\n",
+    "xs = [3, 1, 2]\nr = sort_in_place(xs)\nassert r is None and xs == [1, 2, 3]\nys = [1, 1, 2]\nk = remove_dups(ys)\nassert k == 2 and ys[:k] == [1, 2]\nd, s, m = {}, set(), [[0, 0]]\nfill(d, s, m)\nassert d == {'a': [1, 2]}\nassert s == {9} and m == [[0, 7]]")
+add("args-not-mutated", "mutation", "def sort_copy(xs):\n    return sorted(xs)\ndef same(xs):\n    return xs\n", "xs = [3, 1, 2]\nys = sort_copy(xs)\nassert ys == [1, 2, 3] and xs == [3, 1, 2]\nassert sort_copy(xs) is not xs and sort_copy(xs) == sorted(xs)\nassert same(xs) == xs\nassert same(xs) is xs")
+add("args-test-class", "callbacks", "def total(cart):\n    return sum(i.price * i.n for i in cart.items)\ndef discount(item, share):\n    item.price = item.price * (1 - share)\n    return item\n",
+    "class Item:\n    def __init__(self, price, n=1):\n        self.price, self.n = price, n\nclass Cart:\n    def __init__(self, *items):\n        self.items = list(items)\nassert total(Cart(Item(2, 3), Item(5))) == 11\ni = Item(10)\nr = discount(i, 0.5)\nassert i.price == 5.0 and r is i")
+add("helpers-random", "helpers", "def insertion_sort(xs):\n    out = []\n    for x in xs:\n        i = len(out)\n        while i and out[i - 1] > x:\n            i -= 1\n        out.insert(i, x)\n    return out\n",
+    "import random\n\ndef reference(xs):\n    return sorted(xs)\n\nrandom.seed(7)\nCASES = [[random.randint(-9, 9) for _ in range(random.randrange(8))] for _ in range(15)]\nfor case in CASES:\n    assert insertion_sort(list(case)) == reference(case), case\nassert all(insertion_sort(c) == reference(c) for c in CASES)")
+add("helpers-imports", "helpers", "def perms(s):\n    if len(s) < 2:\n        return [s]\n    return [c + p for i, c in enumerate(s) for p in perms(s[:i] + s[i + 1:])]\ndef choose(n, k):\n    return 1 if k in (0, n) else choose(n - 1, k - 1) + choose(n - 1, k)\n",
+    "import itertools\nimport math\nfrom collections import Counter\nassert sorted(perms('abc')) == sorted(''.join(p) for p in itertools.permutations('abc'))\nassert Counter(perms('ab')) == Counter(['ab', 'ba'])\nassert all(choose(n, k) == math.comb(n, k) for n in range(8) for k in range(n + 1))")
+add("helpers-validator", "helpers", "def topo(graph):\n    done, out = set(), []\n    def go(n):\n        if n in done:\n            return\n        done.add(n)\n        for m in graph.get(n, ()):\n            go(m)\n        out.append(n)\n    for n in graph:\n        go(n)\n    return out[::-1]\n",
+    "def valid(order, graph):\n    at = {n: i for i, n in enumerate(order)}\n    return set(order) == set(graph) and all(at[a] < at[b] for a in graph for b in graph[a])\n\nG = {'a': ['b', 'c'], 'b': ['d'], 'c': ['d'], 'd': []}\nassert valid(topo(G), G)\nassert len(topo(G)) == 4 and topo({}) == []")
+add("helpers-test-own-eq", "helpers", "def origin():\n    return (0, 0)\n", "class Near:\n    def __init__(self, v):\n        self.v = v\n    def __eq__(self, o):\n        return all(abs(a - b) < 1e-6 for a, b in zip(self.v, o))\nassert origin() == Near((0, 0))\nassert Near((0, 1)) != origin()")
+add("recursion", "asserts", "import sys\nsys.setrecursionlimit(5000)\ndef ack(m, n):\n    return n + 1 if m == 0 else ack(m - 1, 1) if n == 0 else ack(m - 1, ack(m, n - 1))\ndef flatten(x):\n    return [z for y in x for z in (flatten(y) if isinstance(y, list) else [y])]\ndef hanoi(n, a='A', b='B', c='C'):\n    return [] if n == 0 else hanoi(n - 1, a, c, b) + [(a, c)] + hanoi(n - 1, b, a, c)\n",
+    "assert ack(2, 3) == 9\nassert flatten([1, [2, [3, []]]]) == [1, 2, 3]\nassert len(hanoi(5)) == 31 and hanoi(1) == [('A', 'C')]")
+add("two-functions-named-builtin", "asserts", "def max(xs):\n    m = xs[0]\n    for x in xs:\n        m = x if x > m else m\n    return m\ndef sum(xs):\n    t = 0\n    for x in xs:\n        t += x\n    return t\n", "assert max([1, 3, 2]) == 3\nassert sum([1, 2]) == 3")
+add("module-variables", "asserts", "TABLE = {'a': 1}\nPI = 3.14\ndef lookup(k, default=0):\n    return TABLE.get(k, default)\n", "assert PI == 3.14 and TABLE == {'a': 1}\nassert lookup('a') == 1 and lookup('b', default=-1) == -1\nassert lookup('b') == 0")
+add("program-prints-and-main", "asserts", "def square(n):\n    return n * n\nprint('square of 3 is', square(3))\nif __name__ == '__main__':\n    print(square(4))\n", "assert square(5) == 25\nassert square(-1) == 1")
+add("exception-hierarchy", "exceptions", "class AppError(Exception):\n    pass\nclass NotFound(AppError, KeyError):\n    def __init__(self, key, code=404):\n        super().__init__(key)\n        self.key, self.code = key, code\n    def __str__(self):\n        return f'{self.key} not found ({self.code})'\ndef find(d, k):\n    try:\n        return d[k]\n    except KeyError as e:\n        raise NotFound(k) from e\n",
+    "import pytest\n\n\ndef test_found():\n    assert find({'a': 1}, 'a') == 1\n\n\ndef test_base():\n    with pytest.raises(AppError):\n        find({}, 'x')\n    with pytest.raises(KeyError) as info:\n        find({}, 'x')\n    assert info.value.code == 404 and str(info.value) == 'x not found (404)'\n    assert isinstance(info.value, NotFound)\n    assert isinstance(info.value.__cause__, KeyError)\n")
+add("exception-try-else", "exceptions", "def div(a, b):\n    if b == 0:\n        raise ZeroDivisionError('b is zero')\n    if not isinstance(a, (int, float)):\n        raise TypeError\n    return a / b\n",
+    "def error(f, *a):\n    try:\n        f(*a)\n    except Exception as e:\n        return type(e), str(e)\n    else:\n        return None\n\nassert error(div, 1, 0) == (ZeroDivisionError, 'b is zero')\nassert error(div, 'x', 1)[0] is TypeError\nassert error(div, 1, 2) is None and div(1, 2) == 0.5")
+add("assertion-by-program", "exceptions", "def positive(n):\n    assert n > 0, 'not positive'\n    return n\n", "import pytest\n\n\ndef test_it():\n    assert positive(3) == 3\n    with pytest.raises(AssertionError, match='not positive'):\n        positive(-1)\n")
