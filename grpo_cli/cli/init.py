@@ -12,7 +12,10 @@ def init(
         typer.Option(
             "--template",
             "-t",
-            help="quickstart, math, code, tools, environment, images, format, judge, length or problem.",
+            help="What it teaches: quickstart (one-digit sums on a CPU, in minutes), math (a checked answer), "
+            "code (programs that pass tests), tools (calls of Python), environment (a game of your own), images "
+            "(questions about pictures), format (reasoning between tags), judge (what another model likes), "
+            "length (answers of a given length), problem (exact answers).",
         ),
     ] = "quickstart",
 ) -> None:

@@ -58,6 +58,8 @@ _TYPES: dict[str, Any] = {
 """Fields of which upstream's types say less, or more, than can be used."""
 
 _HELP = {
+    "gradient_checkpointing_kwargs": "Keyword arguments of `gradient_checkpointing_enable()`, such as "
+    "`use_reentrant`; with transformers 5.24, `every_n_layers: 2` checkpoints every second layer only.",
     "vllm_tensor_parallel_size": "GPUs that share vLLM's model: a managed server's own; with `colocate`, groups "
     "of so many training processes.",
     "vllm_gpu_memory_utilization": "Share of a GPU's memory that vLLM takes for weights and cache. With "
@@ -66,7 +68,7 @@ _HELP = {
     "`dataset.max_prompt_length` plus `generation.max_completion_length`; without `max_prompt_length`, as many as "
     "vLLM's memory has room for, up to the model's own limit (vLLM's `auto`).",
 }
-"""Descriptions in place of TRL's, which are about `trl vllm-serve` or other defaults."""
+"""Descriptions in place of upstream's, which are about other names, commands or defaults."""
 
 _BOUNDS: dict[str, tuple[int, int | None]] = {
     "adam_beta1": (0, 1),

@@ -32,6 +32,8 @@ NOT_RUN = {
     "tar xzf gpu-kit.tar.gz": "see the one before",
     "sh gpu-kit/run.sh --minutes 10 --out results": "see the one before",
     "make test-vllm": ".ci/run runs it, where vLLM can be had",
+    'uv tool install --torch-backend auto "grpo-cli[judge,report] @ git+<this repository>"': "it downloads torch",
+    'uv pip install --torch-backend auto -e ".[vllm,judge]"': "it downloads torch",
     'pip install -e ".[vllm,judge]"': "`make setup` installs extras",
     'pip install "grpo-cli[vllm,judge] @ git+<this repository>"': "`make setup` installs extras",
     "grpo train recipes/quickstart.yaml": "five minutes: tests/integration/test_quickstart.py trains it",
