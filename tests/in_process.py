@@ -80,7 +80,7 @@ def run_command(
         left = [
             each
             for each in after
-            if not (each.daemon or each in before or each.name == "pebble_pool_worker")
+            if not (each.daemon or each in before or each.name == "grpo-reward-worker")
         ]
         assert not left, f"a process would not end before these: {left}"
         texts = []

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,6 @@ from pydantic import ValidationError
 from grpo_cli.errors import GrpoError, RewardError, SetupError
 from grpo_cli.recipe.rewards import RewardConfig
 from grpo_cli.rewards.contract import (
-    LATE,
     Batch,
     DescribedError,
     RewardContext,
@@ -50,8 +49,7 @@ def build_rewards(configs: Sequence[RewardConfig], context: RewardContext) -> li
     """
     from grpo_cli.rewards.pool import WorkerPool
 
-    limited: dict[str, Callable[[], Reward]] = {}
-    pool = WorkerPool(partial(_prepare_worker, limited))
+    pool = WorkerPool()
     rewards = []
     for index, (config, name) in enumerate(zip(configs, name_rewards(configs), strict=True)):
         # Of plain values, so that another process can build the same reward.
@@ -60,8 +58,7 @@ def build_rewards(configs: Sequence[RewardConfig], context: RewardContext) -> li
             reward = build()
             limit = _time_limit(config, reward)
             if limit is not None:
-                limited[name] = build
-                reward = replace(reward, scorer=_LimitedScorer(reward, limit, pool))
+                reward = replace(reward, scorer=_LimitedScorer(reward, build, limit, pool))
             rewards.append(reward)
         except GrpoError as error:
             error.path = f"rewards.{index}.{error.path}".rstrip(".")
@@ -199,6 +196,7 @@ class _LimitedScorer:
     """Scores easy rows here, and the others in the pool under a time limit."""
 
     reward: Reward
+    build: Callable[[], Reward]
     limit: TimeLimit
     pool: "WorkerPool"
 
@@ -206,8 +204,9 @@ class _LimitedScorer:
         easy = self.reward.params.score_easily
         results: list[Any] = [easy(batch, row) for row in range(len(batch.completions))]
         hard = [row for row, score in enumerate(results) if score is None]
-        calls = [(self.reward.name, _portable(batch.take([row]))) for row in hard]
-        outcomes = self.pool.run(_score_in_worker, calls, self.limit.seconds)
+        name = self.reward.name
+        calls = [(name, self.build, _portable(batch.take([row]))) for row in hard]
+        outcomes = self.pool.run(_score_in_worker, calls, self.limit.seconds, name)
         for row, outcome in zip(hard, outcomes, strict=True):
             results[row] = self._read(outcome, batch, row)
         return results
@@ -215,15 +214,18 @@ class _LimitedScorer:
     def _read(self, outcome: Score | Exception, batch: Batch, row: int) -> Score | Exception:
         if isinstance(outcome, Score | DescribedError):
             return outcome
-        reason = f"{LATE} {self.limit.seconds:g} s"
-        if not isinstance(outcome, TimeoutError):
+        late = isinstance(outcome, TimeoutError)
+        reason = f"took longer than {self.limit.seconds:g} s"
+        if not late:
             reason = f"ended the process that scored it ({outcome})"
         if self.limit.late_score is not None:
-            return Score(self.limit.late_score, reason)
+            return Score(self.limit.late_score, reason, late=True)
         path = ""
-        if isinstance(outcome, TimeoutError):
+        if late:
             path, reason = "timeout_s", f"{reason}. Fix: raise `timeout_s`, or let it return sooner"
-        return self.reward.failure(batch, row, RewardError(reason, path))
+        failure = self.reward.failure(batch, row, RewardError(reason, path))
+        failure.late = late
+        return failure
 
 
 def _portable(batch: Batch) -> Batch:
@@ -236,26 +238,15 @@ def _portable(batch: Batch) -> Batch:
     return replace(batch, extra={"trainer_state": SimpleNamespace(**known) if state else None})
 
 
-_worker_sources: dict[str, Callable[[], Reward]] = {}
-"""What builds a worker's own rewards, by name; a pool belongs to one recipe."""
+_worker_rewards: dict[str, Reward] = {}
+"""A worker's own rewards, by name; a pool belongs to one recipe."""
 
 
-@cache
-def _worker_reward(name: str) -> Reward:
-    reward = _worker_sources[name]()
-    reward.params.warm_up()
-    return reward
-
-
-def _prepare_worker(sources: Mapping[str, Callable[[], Reward]]) -> None:
-    _worker_sources.update(sources)
-    for name in sources:
-        _worker_reward(name)
-
-
-def _score_in_worker(name: str, batch: Batch) -> Score | RewardError:
+def _score_in_worker(name: str, build: Callable[[], Reward], batch: Batch) -> Score | RewardError:
     """Return the score of a batch of one row, or its failure."""
     try:
-        return _worker_reward(name).try_score(batch)[0]
+        if name not in _worker_rewards:
+            _worker_rewards[name] = build()
+        return _worker_rewards[name].try_score(batch)[0]
     except (GrpoError, KeyboardInterrupt) as error:
         return DescribedError(str(error) or repr(error))

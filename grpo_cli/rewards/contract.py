@@ -30,10 +30,8 @@ class Score(NamedTuple):
     """Why, in a few words, for logs."""
     failed: bool = False
     """Whether scoring failed and the recipe's `on_error` gave this score."""
-
-
-LATE = "took longer than"
-"""How the reason of a score begins that a time limit gave."""
+    late: bool = False
+    """Whether scoring was ended, at its time limit or with its process, which gave this score."""
 
 
 class TimeLimit(NamedTuple):
@@ -119,6 +117,8 @@ class DescribedError(RewardError):
 
     row_id: int | None = None
     """The row; None if it is a batch, or not of a dataset."""
+    late: bool = False
+    """Whether scoring exceeded its time limit."""
 
 
 class RewardParams(Section):
@@ -231,9 +231,6 @@ class RewardParams(Section):
     def waits(self, *, limited: bool) -> bool:
         """Return whether it mostly waits for something outside; `limited`: the recipe sets `timeout_s`."""
         return False
-
-    def warm_up(self) -> None:
-        """Load, before a time limit runs, what the first row would load."""
 
     def score_easily(self, batch: Batch, row: int) -> Score | None:
         """Return the score of a row that needs no time limit; None if it may take long."""

@@ -6,7 +6,7 @@ from statistics import mean, median
 from typing import TYPE_CHECKING, Any
 
 from grpo_cli.issues import Issue, Level
-from grpo_cli.rewards.contract import LATE, Score, suggest_extraction, text_of
+from grpo_cli.rewards.contract import Score, suggest_extraction, text_of
 from grpo_cli.rewards.scoring import Condition, clip_score
 
 if TYPE_CHECKING:
@@ -340,7 +340,7 @@ def check_failures(table: "Table", index: int, scores: list[Score]) -> Iterator[
             path=f"rewards.{index}",
             level="error" if len(failed) == len(scores) else "warning",
         )
-    if late := [score for score in scores if score.reason.startswith(LATE)]:
+    if late := [score for score in scores if score.late and not score.failed]:
         pattern = r"leave no repetition inside another: `[\w\s]+` for `(\w+\s?)+`"
         yield Issue(
             f"`{reward.name}` {late[0].reason} on {len(late):,} of {len(scores):,} answers, which then score "

@@ -1,100 +1,254 @@
-"""Worker processes (pebble's) that run slow code under a time limit and are killed if they exceed it."""
+"""Worker processes that run slow code under a time limit and are killed if they exceed it.
 
+What a worker loads (modules, models, caches) never counts against a limit: see `_Loading`.
+"""
+
+import atexit
 import contextlib
+import multiprocessing
 import os
 import signal
 import sys
 import threading
 import time
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, TimeoutError, wait
-from concurrent.futures.process import BrokenProcessPool
-from typing import TYPE_CHECKING, Any
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from typing import Any
 
 from grpo_cli.machine import usable_cpus
 from grpo_cli.processes import stop_with_parent
 
-if TYPE_CHECKING:
-    from pebble import ProcessPool
-
 MOST_WORKERS = 16
-PREPARATION_S = 60.0
-"""Longest a new process may take to prepare itself, beyond a call's own limit."""
-_TICK_S = 1.0
+LOADING_S = 60.0
+"""Longest a worker may take to load what a call needs, beyond the call's own limit."""
+_START_S = 300.0
+"""Longest a new process may take to answer, on a machine that is very busy."""
+_MOST_WARMING = 2
+"""Calls that were seen to load, which a new worker repeats before its first."""
+
+Call = tuple[Callable[..., Any], tuple[Any, ...]]
+"""A module-level function, and arguments that can be pickled."""
+
+
+class WorkerEndedError(Exception):
+    """A worker's process ended before its call did; the text says how."""
+
+
+class _TooSlowError(Exception):
+    """A call took longer than it may."""
+
+
+@dataclass
+class _Loading:
+    """What is known of the loading that calls of one key cause.
+
+    A call that exceeds its limit may be loading. So it goes on for up to `LOADING_S`, and if it ends, it is made
+    again in the same process: only the second time counts. If it does not end even so, the time is its own, and
+    later calls get only their limit. A new worker first repeats the slowest call and those that loaded.
+    """
+
+    slowest: Call | None = None
+    """Of the calls that completed within their limit: it may have loaded something, too."""
+    slowest_s: float = 0.0
+    loaders: list[Call] = field(default_factory=list)
+    """Calls that exceeded their limit only the first time."""
+    endless: int = 0
+    """Calls that exceeded it for another reason."""
+
+    def extra_s(self) -> float:
+        """Return what a call may take beyond its limit."""
+        # Until some call has completed, one that never ends says little of the others.
+        known = self.slowest is not None or self.loaders
+        return LOADING_S if self.endless < (1 if known else 2) else 0.0
+
+    def add_completed(self, call: Call, seconds: float) -> None:
+        """Note a call that completed within its limit."""
+        if self.slowest is None or seconds > self.slowest_s:
+            self.slowest, self.slowest_s = call, seconds
+
+    def warm(self, worker: "_Worker", key: str, timeout_s: float) -> None:
+        """Have a worker load what calls of its key are known to need."""
+        for call in (self.slowest, *self.loaders) if key not in worker.keys else ():
+            if call is not None:
+                # What fails here fails again in the call itself, which reports it.
+                with contextlib.suppress(Exception):
+                    worker.ask(call, LOADING_S + timeout_s)
+        worker.keys.add(key)
 
 
 class WorkerPool:
     """Processes that run calls under a time limit; they start with the first call, on any thread."""
 
-    def __init__(self, prepare: Callable[[], object]) -> None:
-        """Describe a pool of `count_workers` processes, each prepared outside of any time limit."""
-        self._prepare = prepare
-        self._pool: ProcessPool | None = None
+    def __init__(self) -> None:
+        """Describe a pool of at most `count_workers` processes."""
+        self._size = count_workers()
+        self._places = threading.BoundedSemaphore(self._size)
+        self._idle: list[_Worker] = []
+        self._busy: set[_Worker] = set()
+        self._loading: dict[str, _Loading] = defaultdict(_Loading)
         self._lock = threading.Lock()
 
     def run(
-        self, function: Callable[..., Any], calls: Sequence[tuple[Any, ...]], timeout_s: float
+        self,
+        function: Callable[..., Any],
+        calls: Sequence[tuple[Any, ...]],
+        timeout_s: float,
+        key: str = "",
     ) -> list[Any]:
         """Call a function once for each tuple of arguments, several at a time.
 
         Args:
             function: A module-level function.
             calls: The arguments of each call; whatever can be pickled.
-            timeout_s: Limit of each call from its own start.
+            timeout_s: Limit of each call from its own start, without what it loads.
+            key: Calls of one key need the same things loaded.
 
         Returns:
-            What each call returned, in order; a `TimeoutError`; or a `BrokenProcessPool` if its process ended
+            What each call returned, in order; a `TimeoutError`; or a `WorkerEndedError` if its process ended
             first, twice. What a call raises is raised here.
         """
-        results = self._run_once(function, calls, timeout_s)
-        # A worker may have been killed through no fault of its call, as by a signal to the whole group.
-        died = [
-            each for each, result in enumerate(results) if isinstance(result, BrokenProcessPool)
-        ]
-        again = iter(self._run_once(function, [calls[index] for index in died], timeout_s))
-        return [next(again) if index in died else result for index, result in enumerate(results)]
-
-    def _run_once(
-        self, function: Callable[..., Any], calls: Sequence[tuple[Any, ...]], timeout_s: float
-    ) -> list[Any]:
         if not calls:
             return []
-        pool = self._start()
+        cancelled = threading.Event()
+        with ThreadPoolExecutor(min(self._size, len(calls)), "grpo-pool") as threads:
+            futures = [
+                threads.submit(self._run_call, (function, call), timeout_s, key, cancelled)
+                for call in calls
+            ]
+            try:
+                return [future.result() for future in futures]
+            except BaseException:
+                cancelled.set()
+                threads.shutdown(wait=False, cancel_futures=True)
+                with self._lock:
+                    for worker in self._busy:
+                        worker.end()
+                raise
+
+    def _run_call(self, call: Call, timeout_s: float, key: str, cancelled: threading.Event) -> Any:
+        with self._places:
+            result = self._try_call(call, timeout_s, key)
+            if isinstance(result, WorkerEndedError) and not cancelled.is_set():
+                # A worker may have been killed through no fault of its call, as by a signal to the whole group.
+                result = self._try_call(call, timeout_s, key)
+            return result
+
+    def _try_call(self, call: Call, timeout_s: float, key: str) -> Any:
+        worker, loading = self._take(), self._loading[key]
         try:
-            futures = [pool.schedule(function, call, timeout=timeout_s) for call in calls]
-        except (BrokenProcessPool, RuntimeError):
-            self._abandon(pool)
-            return [BrokenProcessPool()] * len(calls)
-        waiting, deadline = set(futures), time.monotonic() + timeout_s + PREPARATION_S
-        # Workers killed from outside can leave pebble's pool broken with calls that nobody ends (pebble 5.2).
-        while waiting and pool.active and time.monotonic() < deadline:
-            ended, waiting = wait(waiting, timeout=_TICK_S, return_when=FIRST_COMPLETED)
-            if ended:
-                deadline = time.monotonic() + timeout_s + PREPARATION_S
-        if waiting:
-            self._abandon(pool)
-        return [_result(future) for future in futures]
+            loading.warm(worker, key, timeout_s)
+            return _run_limited(worker, call, timeout_s, loading)
+        except (_TooSlowError, WorkerEndedError) as error:
+            worker.end()
+            return TimeoutError() if isinstance(error, _TooSlowError) else error
+        finally:
+            self._give_back(worker)
 
-    def _start(self) -> "ProcessPool":
+    def _take(self) -> "_Worker":
         with self._lock:
-            if self._pool is None or not self._pool.active:
-                from pebble import ProcessPool
-
-                self._pool = ProcessPool(
-                    max_workers=count_workers(),
-                    initializer=_begin,
-                    initargs=(self._prepare,),
-                    context=_context(),
-                )
-                self._end = weakref.finalize(self, _close, self._pool)
-            return self._pool
-
-    def _abandon(self, pool: "ProcessPool") -> None:
+            worker = self._idle.pop() if self._idle else None
+        worker = worker or _Worker()
         with self._lock:
-            if self._pool is pool:
-                self._end()
-                self._pool = None
+            self._busy.add(worker)
+        return worker
+
+    def _give_back(self, worker: "_Worker") -> None:
+        with self._lock:
+            self._busy.discard(worker)
+            if not worker.has_ended:
+                self._idle.append(worker)
+
+
+def _run_limited(worker: "_Worker", call: Call, timeout_s: float, loading: _Loading) -> Any:
+    """Return what a call returned; raises `_TooSlowError` if it exceeds its limit even if all is loaded."""
+    start = time.monotonic()
+    worker.send(call)
+    if worker.has_answered(timeout_s):
+        result = worker.receive()
+        loading.add_completed(call, time.monotonic() - start)
+        return result
+    try:
+        if not worker.has_answered(loading.extra_s()):
+            raise _TooSlowError
+        worker.receive()
+        result = worker.ask(call, timeout_s)
+    except _TooSlowError:
+        loading.endless += 1
+        raise
+    loading.loaders = [*loading.loaders[1 - _MOST_WARMING :], call]
+    return result
+
+
+class _Worker:
+    """A process that makes one call after the other."""
+
+    def __init__(self) -> None:
+        context = _context()
+        self._pipe, theirs = context.Pipe()
+        # Not a daemon: rewards may start processes of their own.
+        self.process = context.Process(target=_serve, args=(theirs,), name="grpo-reward-worker")
+        self.process.start()
+        theirs.close()
+        self.keys: set[str] = set()
+        """Of which it has loaded what is known to be needed."""
+        self.has_ended = False
+        if not _alive:
+            # After multiprocessing's own handler is registered, which waits for its processes: so before it.
+            atexit.register(_end_all)
+        _alive.add(self)
+        self.ask((os.getpid, ()), _START_S)
+
+    def ask(self, call: Call, seconds: float) -> Any:
+        """Return what a call returned; raises `_TooSlowError` after so many seconds."""
+        self.send(call)
+        if not self.has_answered(seconds):
+            raise _TooSlowError
+        return self.receive()
+
+    def send(self, call: Call) -> None:
+        """Begin a call; raises `WorkerEndedError` if the process has ended."""
+        try:
+            self._pipe.send(call)
+        except OSError as error:
+            raise self._ended() from error
+
+    def has_answered(self, seconds: float) -> bool:
+        """Wait for the call to end, or the process; return whether either did."""
+        return bool(wait([self._pipe, self.process.sentinel], seconds))
+
+    def receive(self) -> Any:
+        """Return what the call returned, or raise what it raised, or `WorkerEndedError`."""
+        answer = None
+        with contextlib.suppress(EOFError, OSError):
+            answer = self._pipe.recv() if self._pipe.poll() else None
+        if answer is None:
+            raise self._ended()
+        value, error = answer
+        if error is not None:
+            raise error
+        return value
+
+    def _ended(self) -> WorkerEndedError:
+        self.process.join()
+        return WorkerEndedError(f"exit code {self.process.exitcode}")
+
+    def end(self) -> None:
+        """Kill the process."""
+        self.has_ended = True
+        self.process.kill()
+        self.process.join()
+
+
+_alive: "weakref.WeakSet[_Worker]" = weakref.WeakSet()
+
+
+def _end_all() -> None:
+    for worker in list(_alive):
+        worker.end()
 
 
 def count_workers() -> int:
@@ -104,23 +258,8 @@ def count_workers() -> int:
     return max(1, min(MOST_WORKERS, share))
 
 
-def _result(future: "Future[Any]") -> Any:
-    from pebble import ProcessExpired
-
-    if not future.done():
-        return BrokenProcessPool()
-    try:
-        return future.result()
-    except TimeoutError as error:
-        return error
-    except (ProcessExpired, BrokenProcessPool, CancelledError) as error:
-        return BrokenProcessPool(f"exit code {getattr(error, 'exitcode', None)}")
-
-
 def _context() -> Any:
     """Workers are never forks of this process, which has torch's threads and a GPU."""
-    import multiprocessing
-
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
@@ -129,17 +268,30 @@ def _context() -> Any:
     return context
 
 
-def _begin(prepare: Callable[[], object]) -> None:
-    """Prepare a new worker: killed at once on SIGTERM, also by the kernel when its owner dies.
+def _serve(pipe: "Connection[Any, Any]") -> None:
+    """Make the calls that arrive, until the owner is gone.
 
-    A thread that watches the owner would never run beside a regular expression, which keeps the interpreter.
+    Killed at once on SIGTERM, also by the kernel when its owner dies: a thread that watches the owner would never
+    run beside a regular expression, which keeps the interpreter.
     """
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _follow_fork_server()
-    # What fails here fails again in the call, which reports it.
-    with contextlib.suppress(Exception, SystemExit):
-        prepare()
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            function, arguments = pipe.recv()
+            value, failure = None, None
+            try:
+                value = function(*arguments)
+            except Exception as error:
+                failure = error
+            try:
+                pipe.send((value, failure))
+            except OSError:
+                raise
+            except Exception as error:  # it cannot be pickled
+                text = f"{failure or value!r:.200} cannot be passed on: {error}"
+                pipe.send((None, RuntimeError(text)))
 
 
 def _follow_fork_server() -> None:
@@ -154,10 +306,3 @@ def _follow_fork_server() -> None:
     if sys.platform == "linux" and alive is not None:
         stop_with_parent()
         os.close(alive)
-
-
-def _close(pool: "ProcessPool") -> None:
-    pool.stop()
-    # A RuntimeError if the collector runs this in a thread of the pool, which cannot join itself.
-    with contextlib.suppress(TimeoutError, RuntimeError):
-        pool.join(timeout=_TICK_S)

@@ -285,7 +285,8 @@ class Reward:
             if self.on_error == "raise":
                 raise result
             value = 0.0 if self.on_error == "zero" else None
-            result = Score(value, str(result).partition("\n")[0], failed=True)
+            late = isinstance(result, DescribedError) and result.late
+            result = Score(value, str(result).partition("\n")[0], failed=True, late=late)
         if result.value is None:
             return result
         return result._replace(value=clip_score(result.value, self.clip))

@@ -181,9 +181,6 @@ class CosineLengthParams(RewardParams):
     def required_columns(self) -> tuple[str, ...]:
         return self.of.required_columns()
 
-    def warm_up(self) -> None:
-        self.of.warm_up()
-
     def gold(self, batch: Batch, row: int) -> str | None:
         return self.of.gold(batch, row)
 

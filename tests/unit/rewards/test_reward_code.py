@@ -9,7 +9,7 @@ from grpo_cli.errors import RewardError
 from grpo_cli.recipe.rewards import RewardConfig
 from grpo_cli.rewards.answers import find_answer
 from grpo_cli.rewards.building import build_rewards
-from grpo_cli.rewards.contract import Batch, RewardContext
+from grpo_cli.rewards.contract import Batch, RewardContext, Score
 from grpo_cli.rewards.kinds.code import CodeParams
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the sandbox needs Unix")
@@ -47,7 +47,7 @@ def score(program, tests, columns=None, **params):
     ],
 )
 def test_programs_that_read_and_print(tests):
-    assert score(DOUBLE, tests) == (1.0, "2 of 2 tests", False)
+    assert score(DOUBLE, tests) == Score(1.0, "2 of 2 tests")
     wrong = score("print(2)", tests)
     assert wrong.value == 0.0
     assert wrong.reason == "1 of 2 tests: test 2: expected '8', printed '2'"
@@ -90,7 +90,7 @@ MBPP = [
 
 @pytest.mark.parametrize("tests", [MBPP, "\n".join(MBPP), json.dumps(MBPP)])
 def test_assertions(tests):
-    assert score("def f(x): return x * 2", tests) == (1.0, "5 of 5 tests", False)
+    assert score("def f(x): return x * 2", tests) == Score(1.0, "5 of 5 tests")
     wrong = score("def f(x): return x * 3", tests, credit="share")
     assert wrong.value == pytest.approx(2 / 5)
     assert wrong.reason == "2 of 5 tests: test 1: expected 4, got 6"
@@ -118,8 +118,8 @@ def test_assertions_see_what_earlier_ones_changed():
     stack = "class Stack(list):\n    def take(self):\n        return self.pop()\n\ndef f(x): x.sort(); return x"
     tests = "s, x = Stack([1, 2]), [3, 1]\nassert s.take() == 2\nassert s.take() == 1\n"
     tests += "assert f(x)\nassert x == [1, 3]"
-    assert score(stack, tests) == (1.0, "4 of 4 tests", False)
-    assert score(stack, tests.split("\n")) == (1.0, "4 of 4 tests", False)
+    assert score(stack, tests) == Score(1.0, "4 of 4 tests")
+    assert score(stack, tests.split("\n")) == Score(1.0, "4 of 4 tests")
     failing = "def f(n): return 1 // n"
     tests = "n = 0\nassert f(n) == 1\nassert f(n + 1) == 1"
     assert score(failing, tests, credit="share").value == 0.5
@@ -139,7 +139,7 @@ LOOPED_CHECK = "def check(c):\n    for n in range(5):\n        assert c(n) == n 
 def test_humaneval(tests):
     given = {"columns": {"entry_point": "f"}, "function": "entry_point"}
     right = score("def f(n): return n * n", tests, **given)
-    assert right == (1.0, "1 of 1 tests", False)
+    assert right == Score(1.0, "1 of 1 tests")
     assert score("def f(n): return n + 2", tests, **given).value == 0.0
 
 
@@ -164,7 +164,7 @@ def test_an_argument_may_hold_what_ends_lines_elsewhere():
 
 @pytest.mark.parametrize("cell", [None, "", [], "[]", {}])
 def test_rows_without_tests_are_none_of_its_business(cell):
-    assert score(DOUBLE, cell) == (None, "there are no tests", False)
+    assert score(DOUBLE, cell) == Score(None, "there are no tests")
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_finding_the_program(completion, found):
     answer = find_answer(completion, ("python", "block", "text"))
     assert (answer and answer.text) == found
     if found is None:
-        assert score_all([completion], CASES)[0] == (0.0, "no program found", False)
+        assert score_all([completion], CASES)[0] == Score(0.0, "no program found")
 
 
 def test_order_is_kept_among_programs_that_take_different_times():

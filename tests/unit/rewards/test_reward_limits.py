@@ -41,6 +41,12 @@ def build(*configs):
     return build_rewards([RewardConfig(**config) for config in configs], CONTEXT)
 
 
+@pytest.fixture(autouse=True)
+def brief_loading(monkeypatch):
+    """What never ends is given up soon; what these tests load takes less."""
+    monkeypatch.setattr("grpo_cli.rewards.pool.LOADING_S", 3.0)
+
+
 @pytest.fixture
 def own(tmp_path):
     path = tmp_path / "own.py"
@@ -62,6 +68,7 @@ def test_rows_that_hang_or_die_are_failures_and_the_others_are_scored_in_order(o
     scores = reward.score(batch(*texts, row_id=[10, 11, 12, 13, 14, 15, 16, 17]))
     assert values(scores) == [1.0, None, 2.0, None, None, None, 3.0, None]
     assert [score.failed for score in scores] == [value is None for value in values(scores)]
+    assert [score.late for score in scores] == [text in ("hang", "sleep") for text in texts]
     assert "took longer than 1 s" in scores[1].reason
     assert "row 12 (rewards.0): " in scores[1].reason
     assert "exit code 7" in scores[3].reason
@@ -78,6 +85,59 @@ def test_by_default_a_timeout_of_ones_own_function_ends_the_run(own):
     with pytest.raises(RewardError, match="no luck") as caught:
         reward.score(batch("1", "boom"))
     assert "raise ZeroDivisionError" in str(caught.value)
+
+
+LOADERS = """
+import functools, os, time
+
+@functools.cache
+def model():
+    time.sleep(1.5)
+    return float
+
+def loads_first(completions, **kwargs):
+    return [model()(text) if text != "hang" else time.sleep(600) for text in completions]
+
+def loads_late(completions, **kwargs):
+    # The first rows show nothing of what the others need.
+    found = []
+    for text in completions:
+        if text.startswith("import"):
+            import slow_package
+            text = "3"
+        found.append(float(text))
+    return found
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "texts"),
+    [
+        pytest.param("loads_first", ["1", "2", "1", "hang", "2", "1", "2"], id="state"),
+        pytest.param("loads_late", ["1", "2", "import", "2", "import", "1"], id="package"),
+    ],
+)
+def test_what_a_reward_loads_does_not_count_against_its_limit(
+    tmp_path, monkeypatch, function, texts
+):
+    """Neither in the first processes nor in those that replace one whose call never ended."""
+    monkeypatch.setattr("grpo_cli.rewards.pool.count_workers", lambda: 2)
+    (tmp_path / "loaders.py").write_text(LOADERS)
+    (tmp_path / "slow_package.py").write_text("import time; time.sleep(1.5)")
+    path = f"{tmp_path}/loaders.py:{function}"
+    [reward] = build({"kind": "python", "path": path, "timeout_s": 0.5, "on_error": "skip"})
+    for _ in range(2):
+        scores = reward.score(batch(*texts))
+        assert [score.late for score in scores] == [text == "hang" for text in texts]
+        assert values(scores) == [
+            {"hang": None, "import": 3.0}[text] if text.isalpha() else float(text) for text in texts
+        ]
+
+
+def test_a_call_that_is_slow_by_itself_is_late_after_it_was_made_again(monkeypatch):
+    monkeypatch.setattr("grpo_cli.rewards.pool.count_workers", lambda: 1)
+    [late] = WorkerPool().run(pause, [(1.5,)], 0.5)
+    assert isinstance(late, TimeoutError)
 
 
 def test_the_trainers_state_comes_along(own):
@@ -128,13 +188,9 @@ def end(code):
     os._exit(code)
 
 
-def nothing():
-    """Prepares nothing."""
-
-
 def test_a_pool_keeps_order_and_survives_its_workers(monkeypatch):
     monkeypatch.setattr("grpo_cli.rewards.pool.count_workers", lambda: 2)
-    pool = WorkerPool(nothing)
+    pool = WorkerPool()
     assert pool.run(pause, [(0.2,), (0.0,), (0.1,)], 5) == [0.2, 0.0, 0.1]
     late, in_time = pool.run(pause, [(30,), (0.0,)], 0.3)
     assert isinstance(late, TimeoutError)
@@ -146,7 +202,7 @@ def test_a_pool_keeps_order_and_survives_its_workers(monkeypatch):
 
 def test_a_call_whose_worker_was_killed_from_outside_is_made_again(monkeypatch):
     monkeypatch.setattr("grpo_cli.rewards.pool.count_workers", lambda: 1)
-    pool = WorkerPool(nothing)
+    pool = WorkerPool()
     [worker] = pool.run(worker_id, [()], 5)
     threading.Timer(0.5, os.kill, (worker, signal.SIGKILL)).start()
     assert pool.run(pause, [(1.0,)], 10) == [1.0]
@@ -154,7 +210,7 @@ def test_a_call_whose_worker_was_killed_from_outside_is_made_again(monkeypatch):
 
 def test_a_pool_whose_workers_are_all_killed_again_and_again_goes_on(monkeypatch):
     monkeypatch.setattr("grpo_cli.rewards.pool.count_workers", lambda: 2)
-    pool = WorkerPool(nothing)
+    pool = WorkerPool()
     for _ in range(4):
         workers = set(pool.run(worker_id, [()] * 8, 5))
         for worker in workers:

@@ -17,7 +17,7 @@ import pytest
 from grpo_cli.errors import RewardError
 from grpo_cli.recipe.rewards import RewardConfig
 from grpo_cli.rewards.building import build_rewards
-from grpo_cli.rewards.contract import Batch, RewardContext
+from grpo_cli.rewards.contract import Batch, RewardContext, Score
 from grpo_cli.rewards.sandbox.values import Opaque, decode, encode
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what is tested is Linux's")
@@ -573,7 +573,7 @@ def test_passing_cannot_be_claimed(name):
 def test_a_right_program_passes_what_no_forger_does():
     program = "import math\ndef f(x): return x * x"
     for tests in WRAPPED:
-        assert attack(program, tests, seconds_per_test=20) == (1.0, "1 of 1 tests", False)
+        assert attack(program, tests, seconds_per_test=20) == Score(1.0, "1 of 1 tests")
 
 
 def test_items_of_an_object_do_not_end_the_loops_of_a_test():
