@@ -1,26 +1,24 @@
 r"""Answers: where one stands in a completion, what the row's gold is, and when the two are equal.
 
-Plain numbers (`1,000`, `50%`, `\frac{1}{2}`) are compared exactly, with fractions; the rest by math-verify.
+Plain numbers (`1,000`, `50%`, `\frac{1}{2}`) are compared exactly, with fractions; `expressions.py` has the rest.
 """
 
-import logging
 import re
 import textwrap
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
-from functools import lru_cache, partial
-from typing import Any, Literal, NamedTuple
+from functools import partial
+from typing import Literal, NamedTuple
 
 from grpo_cli.rewards.contract import Batch, text_of
+from grpo_cli.rewards.expressions import is_near
 
 Place = Literal["boxed", "hashes", "answer_tag", "last_number"]
 TextOrPlace = Literal["text", "boxed", "hashes", "answer_tag", "last_number"]
 
 LONGEST_NUMBER = 200
 """Characters beyond which a text is not read as a number; keeps huge literals from stalling."""
-TOLERANCE = Fraction(1, 10**6)
-"""Difference that still counts as equal if the gold is not a whole number."""
 LONGEST_EXPRESSION = 300
 """Characters beyond which an expression is not parsed."""
 
@@ -273,18 +271,16 @@ def parse_number(text: str) -> Quantity | None:
 def same_quantity(gold: Quantity, answer: Quantity) -> bool:
     """Return whether two numbers are equal.
 
-    Whole golds must be met exactly; others within `TOLERANCE * min(1, |gold|)`, so that 0.333333
-    equals 1/3. If only one of the two has a percent sign, 50% equals both 50 and 0.5.
-
-    Source: the six decimals are `math_verify.verify`'s `float_rounding` (math-verify 0.9).
+    Exactly; only a decimal may be near a number such as 1/3 that no decimal meets. If only one of the two has a
+    percent sign, 50% equals both 50 and 0.5.
     """
-    if _is_close(gold.value, answer.value):
+    if is_near(gold.value, answer.value):
         return True
     if gold.percent == answer.percent:
         return False
     if gold.percent:
-        return _is_close(gold.value / 100, answer.value)
-    return _is_close(gold.value, answer.value / 100)
+        return is_near(gold.value / 100, answer.value)
+    return is_near(gold.value, answer.value / 100)
 
 
 def tidy(text: str) -> str:
@@ -312,40 +308,6 @@ def is_explosive(text: str, longest: int = LONGEST_EXPRESSION) -> bool:
     Judged by the text alone, on the safe side. Texts of more than `longest` characters count as explosive.
     """
     return len(text) > longest or _EXPLOSIVE.search(text) is not None
-
-
-def same_expression(gold: str, answer: str) -> bool:
-    """Return whether two LaTeX (or plain) expressions are mathematically equal.
-
-    Args:
-        gold: The reference. The order matters: an assignment or interval is read as the gold's.
-        answer: The expression to compare; must not be explosive.
-
-    Source: `math_verify.verify` (math-verify 0.9).
-    """
-    from math_verify import verify
-
-    parsed = parse_expression(answer)
-    return bool(parsed) and verify(parse_expression(gold), parsed, timeout_seconds=None)
-
-
-@lru_cache(maxsize=8192)
-def parse_expression(text: str) -> list[Any]:
-    """Return the sympy objects math-verify reads in `text`; empty if it reads none."""
-    from math_verify import LatexExtractionConfig, parse
-
-    # The time limit is the worker's, which math-verify warns of.
-    logging.getLogger("math_verify").setLevel(logging.ERROR)
-    boxed = f"\\boxed{{{text.replace('**', '^')}}}"
-    configs = [LatexExtractionConfig(boxed_match_priority=0)]
-    parts = parse(boxed, configs, parsing_timeout=None)
-    return [part for part in parts if not isinstance(part, str)]
-
-
-def _is_close(gold: Fraction, answer: Fraction) -> bool:
-    if gold == answer:
-        return True
-    return gold.denominator != 1 and abs(gold - answer) <= TOLERANCE * min(Fraction(1), abs(gold))
 
 
 def _read_quantity(match: re.Match[str]) -> Quantity | None:

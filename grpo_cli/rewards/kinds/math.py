@@ -16,14 +16,13 @@ from grpo_cli.rewards.answers import (
     canonical_answer,
     find_answer,
     is_explosive,
-    parse_expression,
     parse_number,
-    same_expression,
     same_quantity,
     tidy,
     unwrap,
 )
 from grpo_cli.rewards.contract import Batch, RewardParams, Score, TimeLimit, suggest_extraction
+from grpo_cli.rewards.expressions import parse_expression, same_expression
 
 _WORDS = re.compile(r"[A-Za-z][A-Za-z' ,.-]*")
 _WORD = re.compile(r"(?<![\\A-Za-z])(?<!\\begin\{)(?<!\\end\{)[A-Za-z]{3,}")
@@ -40,12 +39,13 @@ _LETTERED = re.compile(r"\(([A-Za-z])\)\.?")
 class MathParams(RewardParams):
     r"""Rewards a mathematically correct answer.
 
-    Formula: 1 if the answer found in the completion equals the gold, else 0. Plain numbers are
-    compared exactly (1,000 = 1000, 3/4 = 0.75, 50% = 50 = 0.5; units are ignored), words
-    case-insensitively, and anything else with math-verify. The gold may be `72`, `#### 72`,
-    `\boxed{72}` or a solution that ends in one of these. No answer found, or one too long or too
-    explosive to evaluate (`9**9**9**9`), scores 0. If the gold cannot be read, or is missing,
-    the reward does not apply to the row.
+    Formula: 1 if the answer found in the completion equals the gold, else 0. Numbers are compared
+    exactly (1,000 = 1000, 3/4 = 0.75, 2^{10} = 1024, 50% = 50 = 0.5; units are ignored), except that a
+    decimal meets a number without a finite decimal (1/3, \pi, e^{-50}) if they differ by at most a
+    millionth of it. Words are compared case-insensitively, and anything else in the form that
+    math-verify reads. The gold may be `72`, `#### 72`, `\boxed{72}` or a solution that ends in one of
+    these. No answer found, or one too long or too explosive to evaluate (`9**9**9**9`), scores 0. If
+    the gold cannot be read, or is missing, the reward does not apply to the row.
     Range: {0, 1}.
 
     Source: `math_verify.verify` (math-verify 0.9); GSM8K's `####` (Cobbe et al. 2021,

@@ -228,6 +228,88 @@ def test_every_gsm8k_gold_is_read_and_met():
     assert {s.value for s in scorer(off)} == {0.0}
 
 
+NEAR = [
+    # exact on both sides
+    (r"\frac{1}{2^{100}}", r"2^{-100}", 1),
+    (r"\frac{1}{2^{100}}", r"\frac{1}{2^{99}}", 0),
+    (r"\frac{1}{2^{100}}", "0", 0),
+    ("10^{-20}", "10^{-21}", 0),
+    ("10^{-200}", "10^{-201}", 0),
+    ("2^{9999}", "2^{9999}+1", 0),
+    (r"\sqrt{10^{40}+1}", "10^{20}", 0),
+    (r"\sqrt{3+2\sqrt{2}}", r"1+\sqrt{2}", 1),
+    (r"\pi", r"\frac{22}{7}", 0),
+    (r"\pi", "3", 0),
+    (r"e^{-50}", r"e^{-51}", 0),
+    (r"e^{20}", "485165195", 0),
+    (r"\log_2 8", "3", 1),
+    (r"\sin(10^{-9})", "0", 0),
+    (r"\frac{2^{2005}+1}{3 \cdot 2^{2006}}", r"\frac{1}{3 \cdot 2^{2006}}", 0),
+    (r"\frac{10000001}{3}", "3333334", 0),
+    # decimals
+    ("0.1", "0.1000001", 0),
+    ("0.1000001", "0.1", 0),
+    ("1e-12", "1e-13", 0),
+    ("6.63e-34", r"6.63 \times 10^{-34}", 1),
+    (r"1.6 \cdot 10^{-19} \text{ C}", r"1.7 \cdot 10^{-19} \text{ C}", 0),
+    (r"1.6 \cdot 10^{-19} \text{ C}", r"1.60 \cdot 10^{-19} \text{ C}", 1),
+    (r"\frac{1}{3}", "0.333333", 1),
+    (r"\frac{1}{3}", "0.3333", 0),
+    (r"\frac{1}{3}", r"33.3333\%", 1),
+    (r"\frac{1}{3 \cdot 10^{9}}", "0.000000000333333", 1),
+    (r"\frac{1}{3 \cdot 10^{9}}", "0.0000000003", 0),
+    (r"\frac{\pi}{4}", "0.785398", 1),
+    (r"\frac{\pi}{4}", "0.7854", 0),
+    (r"1000\pi", "3141.593", 1),
+    (r"1000\pi", "3141.6", 0),
+    (r"\sqrt{2} \cdot 10^{-12}", r"1.414214 \cdot 10^{-12}", 1),
+    (r"\sqrt{2} \cdot 10^{-12}", r"1.5 \cdot 10^{-12}", 0),
+    (r"1.5\pi", r"\frac{3\pi}{2}", 1),
+    (r"\frac{1}{2}", r"50\%", 1),
+    (r"\frac{1}{2}", r"5\%", 0),
+    # inside of others
+    (r"\{\frac{1}{2^{60}}, 3\}", r"\{3, \frac{1}{2^{60}}\}", 1),
+    (r"\{\frac{1}{2^{60}}, 3\}", r"\{3, \frac{1}{2^{61}}\}", 0),
+    (r"\{\frac{1}{3}, 2\}", r"\{2, 0.333333\}", 1),
+    (r"\left[0, 10^{-20}\right]", r"\left[0, 10^{-20}\right]", 1),
+    (r"\left[0, 10^{-20}\right]", r"\left[0, 10^{-21}\right]", 0),
+    (r"\left(0, \frac{1}{3}\right]", r"(0, 0.333333]", 1),
+    (r"\left(0, \frac{1}{3}\right]", r"[0, 0.333333]", 0),
+    (r"(1, 2, 10^{-20})", r"(1, 2, 10^{-21})", 0),
+    (r"\begin{pmatrix}1 & 10^{-20}\end{pmatrix}", r"\begin{pmatrix}1 & 10^{-21}\end{pmatrix}", 0),
+    (
+        r"\begin{pmatrix}1 & \frac{1}{3}\end{pmatrix}",
+        r"\begin{pmatrix}1 & 0.333333\end{pmatrix}",
+        1,
+    ),
+    (r"x = 10^{-20}", "10^{-20}", 1),
+    (r"x = 10^{-20}", "x = 10^{-21}", 0),
+    (r"x > 10^{-20}", "x > 10^{-21}", 0),
+    (r"x < 10^{-20}", "10^{-20} > x", 1),
+    (r"x < 10^{-20}", "10^{-21} > x", 0),
+    (r"x = 10^{-20}, y = 2", "x = 10^{-20}, y = 2", 1),
+    (r"x = 10^{-20}, y = 2", "x = 10^{-21}, y = 2", 0),
+    (r"x > 2", r"(2, \infty)", 1),
+    (r"2 < x < 3", "(2, 3)", 1),
+    (r"\sin^2 x + \cos^2 x", "1", 1),
+    (r"\frac{7}{10^{10}}", "7e-10", 1),
+    (r"10^{-20} x", "10^{-21} x", 0),
+    (r"x^2 + 10^{-20}", "x^2", 0),
+    (r"y = \frac{x}{2^{60}}", r"y = \frac{x}{2^{61}}", 0),
+    (r"(x+1)^2", "x^2+2x+1", 1),
+    (r"x \in (0,1)", "(0,1)", 1),
+    (r"(-\infty, 3)", r"(-\infty, 3)", 1),
+    (r"(-\infty, 3)", r"(-\infty, 4)", 0),
+    (r"\pm 2021", "2021", 0),
+    ("12:00", "1:00", 0),
+]
+
+
+@pytest.mark.parametrize(("gold", "answer", "value"), NEAR)
+def test_numbers_are_compared_exactly_or_to_their_own_size(gold, answer, value):
+    assert compare(read_gold(gold), f"\\boxed{{{answer}}}", ("boxed",)).value == value
+
+
 @pytest.mark.parametrize(("gold", "answer"), [("2 3", "23"), ("23", "2 3"), ("10 10", "1010")])
 def test_white_space_between_digits_says_something(gold, answer):
     assert compare(read_gold(gold), f"\\boxed{{{answer}}}", ("boxed",)).value == 0.0
