@@ -39,6 +39,8 @@ from grpo_cli.models.weights import (
 )
 from grpo_cli.recipe.adapter import CONFIG, WEIGHTS
 from grpo_cli.recipe.model import LoraConfig, ModelConfig
+from grpo_cli.templating import bounded_environment
+from grpo_cli.upstream.transformers import replace_sandbox
 
 _OFFLINE_FIX = (
     "download it beforehand with `hf download {path}` and set HF_HUB_OFFLINE=1, "
@@ -89,6 +91,7 @@ def load_tokenizer(model: ModelConfig) -> Any:
 
 def settle_tokenizer(tokenizer: Any, model: ModelConfig) -> Any:
     """Return a tokenizer with a padding token and the recipe's template; raises as `load_tokenizer` does."""
+    replace_sandbox(bounded_environment())
     template = read_chat_template(model)
     check_tokenizer(tokenizer, model.path, section="model.")
     if tokenizer.eos_token is None:

@@ -125,7 +125,7 @@ def name_checkpoint(run: Path, file: str) -> str:
 def _read(file: Path) -> dict[str, Any]:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         content = None
     if not isinstance(content, dict):
         raise _AdapterError(f"{file} cannot be read as a JSON object", "fetch the adapter anew")

@@ -414,7 +414,7 @@ def _check_key(tree: Node, home: Home, model: type[BaseModel], key: str) -> list
 
 def _read_json(node: Node) -> None:
     """Take a mapping that is written as JSON, as TRL's command line does."""
-    with suppress(ValueError):
+    with suppress(ValueError, RecursionError):
         value = json.loads(node.value)
         node.value = as_node(value, node.location).value if isinstance(value, dict) else node.value
 

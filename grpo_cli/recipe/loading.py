@@ -33,6 +33,7 @@ _OPTIONAL = frozenset(
     "teacher tools environment episode generation training warmup launch logging evaluation expect".split()
 )
 _FLAG_PATH = re.compile(r"[A-Za-z_][\w-]*(\.[\w-]+)*")
+_MOST_PARENTS = 32
 _LOCAL_PATHS = (
     ("model", "path"),
     ("model", "adapter"),
@@ -213,6 +214,9 @@ def _read_with_parents(path: Path, text: str, trees: dict[Path, Node | None]) ->
         message = "is not a recipe: the top level must be `key: value` lines"
         raise recipe_error(message, "start from `grpo init`", location=tree.location)
     here = _resolve(path.parent, path.name, tree)
+    if sum(each is None for each in trees.values()) == _MOST_PARENTS:
+        seen = f"more than {_MOST_PARENTS} recipes extend each other"
+        raise recipe_error(seen, "merge some of them", "extends", tree.location)
     trees[here] = None
     parents = tree.child("extends") or Node([], tree.location)
     merged: Node | None = None

@@ -12,10 +12,11 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from grpo_cli.errors import recipe_error, sort_by_likeness
+from grpo_cli.errors import RecipeError, recipe_error, sort_by_likeness
 from grpo_cli.issues import Location
 
-_INTEGER = re.compile(r"[-+]?[0-9][0-9_]*|0x[0-9a-fA-F]+|0o[0-7]+")
+# Python reads numbers of up to 4300 digits; a longer one stays text.
+_INTEGER = re.compile(r"[-+]?[0-9][0-9_]{0,4000}|0x[0-9a-fA-F]+|0o[0-7]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9]+)?")
 _WORDS: dict[str, Any] = {
     **dict.fromkeys(("", "~", "null")),
@@ -39,6 +40,7 @@ _SYNTAX_FIXES = (
         "put text that holds `: ` in quotes, or indent this line like its neighbours",
     ),
     ("end of stream", "close the quote that is opened here"),
+    ("nesting depth", "write it with fewer levels"),
     ("document", "keep one YAML document in the file (remove `---`)"),
     ("alias", "define the anchor before it is used, or put text that begins with `*` in quotes"),
     (
@@ -48,6 +50,12 @@ _SYNTAX_FIXES = (
     ("", "check the indentation, brackets and quotes of this line and the one above"),
 )
 """Parts of the parser's messages, and the fix; the first match counts."""
+
+
+_DEEPEST = 64
+"""Levels of lists and mappings inside each other."""
+_MOST_REPEATED = 100_000
+"""Values that aliases may add to those that a text holds."""
 
 
 @dataclass
@@ -180,6 +188,8 @@ def read_text(text: str, source: str, *, has_lines: bool = True) -> Node:
         raise recipe_error(
             message, _syntax_fix(problem, lines), location=reader.locate(mark)
         ) from None
+    except RecursionError:
+        raise _too_deep(Location(source)) from None
     except (yaml.YAMLError, UnicodeEncodeError) as error:
         message = f"is not YAML ({error})"
         raise recipe_error(message, "remove that character", location=Location(source)) from None
@@ -191,6 +201,10 @@ def read_text(text: str, source: str, *, has_lines: bool = True) -> Node:
 class _Reader:
     def __init__(self, source: str, has_lines: bool, lines: list[str]) -> None:
         self._source, self._has_lines, self._lines = source, has_lines, lines
+        self._open: list[yaml.Node] = []
+        """The lists and mappings that the value being read lies in."""
+        # Without aliases a text has fewer values than characters.
+        self._left = sum(map(len, lines)) + len(lines) + _MOST_REPEATED
 
     def locate(self, mark: Any) -> Location:
         if mark is None or not self._has_lines:
@@ -198,7 +212,25 @@ class _Reader:
         return Location(self._source, mark.line + 1, mark.column + 1)
 
     def read(self, node: yaml.Node) -> Node:
+        """Read a node, and what an alias stands for each time anew."""
         where = self.locate(node.start_mark)
+        self._left -= 1
+        if self._left < 0:
+            fix = "write out what differs, and keep the rows of a dataset in a file"
+            seen = f"its aliases repeat more than {_MOST_REPEATED:,} values"
+            raise recipe_error(seen, fix, location=where)
+        if any(node is outer for outer in self._open):
+            fix = "remove the alias (`*name`), or write out the part that is meant"
+            raise recipe_error("the value of this anchor holds itself", fix, location=where)
+        if len(self._open) == _DEEPEST:
+            raise _too_deep(where)
+        self._open.append(node)
+        try:
+            return self._read(node, where)
+        finally:
+            self._open.pop()
+
+    def _read(self, node: yaml.Node, where: Location) -> Node:
         if node.tag not in _PLAIN_TAGS:
             fix = "remove the tag; recipes hold plain values"
             raise recipe_error(f"has the tag `{node.tag}`", fix, location=where)
@@ -255,6 +287,11 @@ class _Reader:
                 raise recipe_error("`<<` merges mappings only", fix, location=mapping.location)
             merged |= mapping.value
         return merged
+
+
+def _too_deep(where: Location) -> RecipeError:
+    seen = f"more than {_DEEPEST} lists or mappings stand inside each other"
+    return recipe_error(seen, "write it with fewer levels", location=where)
 
 
 def _syntax_fix(problem: str, lines: list[str]) -> str:

@@ -39,7 +39,10 @@ def write_json(path: Path, value: Any) -> None:
 
 def parse_json(text: str | bytes) -> Any:
     """Parse JSON; NaN and infinities become None. Raises `ValueError` for anything else."""
-    return json.loads(text, parse_constant=lambda _: None)
+    try:
+        return json.loads(text, parse_constant=lambda _: None)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def finite(value: Any) -> Any:

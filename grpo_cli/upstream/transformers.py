@@ -1,5 +1,6 @@
 """Internal names of transformers. Does not import it."""
 
+import importlib
 import importlib.util
 import inspect
 import re
@@ -17,6 +18,9 @@ _IMAGE_TEXT = "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES"
 _TRAINER = "transformers.trainer.Trainer"
 _CACHE_ARGUMENTS = ("cache", "past_key_values")
 """Names of the cache in `forward` and `generate()`: of newer versions (5.24) and of older ones (5.17)."""
+_TEMPLATES = "transformers.utils.chat_template_utils"
+_SANDBOX = "ImmutableSandboxedEnvironment"
+"""Jinja's environment, by the name under which the file of chat templates imports it."""
 
 METHODS = {
     f"{_TRAINER}._determine_best_metric": "metrics, trial",
@@ -31,6 +35,7 @@ NAMES = {
     "transformers.configuration_utils": "_attn_implementation",
     "transformers.trainer_utils": "rotate_checkpoints",
     "transformers.models.auto.modeling_auto": _IMAGE_TEXT,
+    _TEMPLATES: _SANDBOX,
     "transformers.models.llama.modeling_llama": EAGER,
 }
 LITERALS: dict[str, tuple[str, ...]] = {
@@ -48,6 +53,13 @@ def read_image_text_types() -> frozenset[str]:
     text = Path(folders[0], "models", "auto", "modeling_auto.py").read_text(encoding="utf-8")
     table = text.partition(f"\n{_IMAGE_TEXT} = ")[2].partition("\n)")[0]
     return frozenset(re.findall(r'^ +\("([\w-]+)", "', table, re.MULTILINE))
+
+
+def replace_sandbox(environment: type) -> None:
+    """Compile chat templates in a subclass of Jinja's sandbox from now on; without the name, change nothing."""
+    templates = importlib.import_module(_TEMPLATES)
+    if hasattr(templates, _SANDBOX):
+        setattr(templates, _SANDBOX, environment)
 
 
 def attention_name(model: Any) -> str:

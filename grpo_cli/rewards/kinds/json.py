@@ -187,7 +187,7 @@ def _compile_schema(written: str) -> Check:
 
     try:
         schema = json.loads(written)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RewardError(f"the schema is not JSON ({error}): {written[:60]!r}") from error
     validator = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)
     try:

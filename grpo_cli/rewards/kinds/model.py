@@ -99,7 +99,7 @@ class ModelParams(RewardParams):
         try:
             config = json.loads((self.folder / "config.json").read_text(encoding="utf-8"))
             architectures = [str(name) for name in config.get("architectures") or []]
-        except (OSError, ValueError, AttributeError):
+        except (OSError, ValueError, AttributeError, RecursionError):
             return [Issue(f"{self.path}/config.json is not JSON", "fetch the model anew", "path")]
         if self.revision is not None:
             return [Issue("a folder has no revisions", "remove `revision`", "revision")]
@@ -282,7 +282,10 @@ def _load_classifier(params: ModelParams, default_device: str) -> _Classifier:
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     from grpo_cli.loading_errors import check_tokenizer, explain_loading, quiet_loading
+    from grpo_cli.templating import bounded_environment
+    from grpo_cli.upstream.transformers import replace_sandbox
 
+    replace_sandbox(bounded_environment())
     device = torch.device(default_device if params.device == "auto" else params.device)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         count = torch.cuda.device_count()

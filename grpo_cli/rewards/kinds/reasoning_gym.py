@@ -146,7 +146,7 @@ def _read_entry(batch: Batch, row: int) -> dict[str, Any]:
     try:
         # A copy, since scorers may write to it and the completions of a group share the row.
         metadata = json.loads(cell) if isinstance(cell, str) else copy.deepcopy(cell)
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise RewardError(f"metadata is not JSON ({error}): {cell[:80]!r}. {_FIX}") from error
     if not isinstance(metadata, dict):
         raise RewardError(f"metadata should be a mapping, not {metadata!r:.80}. {_FIX}")

@@ -109,3 +109,31 @@ def test_a_byte_order_mark_is_no_part_of_the_first_key(tmp_path):
     path = tmp_path / "r.yaml"
     path.write_bytes(b"\xef\xbb\xbfname: x\n")
     assert read_text(read_source(path), "r").plain() == {"name": "x"}
+
+
+LAUGHS = "a: &a [x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{name}: &{name} [{', '.join([f'*{before}'] * 8)}]\n"
+    for before, name in zip("abcdefgh", "bcdefghi", strict=True)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "seen"),
+    [
+        (LAUGHS, "its aliases repeat more than"),
+        ("a: &a {b: *a}", "holds itself"),
+        ("a: &a [1, {b: [*a]}]", "holds itself"),
+        ("a: " + "[" * 90 + "]" * 90, "stand inside each other"),
+        ("a: " + "{b: " * 90 + "1" + "}" * 90, "stand inside each other"),
+        ("- " * 5000 + "1", "nesting depth"),
+    ],
+)
+def test_values_that_multiply_or_hold_themselves_are_refused(text, seen):
+    with pytest.raises(RecipeError, match=seen):
+        read_text(text, "r.yaml")
+
+
+def test_aliases_stand_for_what_they_name_wherever_they_are():
+    tree = read_text("a: &a {b: [1, 2]}\nc: *a\nd: [*a, *a]\ne: {<<: *a, f: 1}", "r.yaml")
+    one = {"b": [1, 2]}
+    assert tree.plain() == {"a": one, "c": one, "d": [one, one], "e": {**one, "f": 1}}
