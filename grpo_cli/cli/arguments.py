@@ -38,6 +38,13 @@ Gpus = Annotated[
     int | None,
     typer.Option(min=0, help="GPUs of the machine that will train, if it is another one."),
 ]
+TrustCheckpoint = Annotated[
+    bool,
+    typer.Option(
+        "--trust-checkpoint",
+        help="Read a checkpoint that holds more than tensors and plain values, and run what it holds.",
+    ),
+]
 Run = Annotated[Path, _argument("RUN", _NAMED)]
 Runs = Annotated[list[Path], _argument("RUN...", _NAMED)]
 EvalSide = Annotated[

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from grpo_cli.cli import output
-from grpo_cli.cli.arguments import AsJson, Run
+from grpo_cli.cli.arguments import AsJson, Run, TrustCheckpoint
 from grpo_cli.units import count_noun, format_bytes
 
 Dtype = Annotated[
@@ -43,6 +43,7 @@ def export(
     public: Annotated[
         bool, typer.Option("--public", help="Make the repository of --push public.")
     ] = False,
+    trust_checkpoint: TrustCheckpoint = False,
     json: AsJson = False,
 ) -> None:
     """Export a trained model for other tools, and verify that the export is that model."""
@@ -62,6 +63,7 @@ def export(
             force=force,
             push_to=push,
             private=not public,
+            trust_checkpoint=trust_checkpoint,
             on_progress=tell,
         )
     output.show(result, _print_result, as_json=json)

@@ -16,6 +16,7 @@ from grpo_cli.cli.arguments import (
     Overrides,
     RecipePath,
     RunsRoot,
+    TrustCheckpoint,
 )
 from grpo_cli.cli.output import print_json, show, stdout
 
@@ -58,6 +59,7 @@ def train(
     force: Annotated[
         bool, typer.Option("--force", help="Resume even if the recipe has changed.")
     ] = False,
+    trust_checkpoint: TrustCheckpoint = False,
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Print only the final summary.")
     ] = False,
@@ -69,14 +71,17 @@ def train(
     from grpo_cli.workflows.dashboard import add_trackio, shown
     from grpo_cli.workflows.prepare import ResumeRequest, prepare
 
-    request = ResumeRequest(resume or resume_from is not None, resume_from, force, run_id)
+    request = ResumeRequest(
+        resume or resume_from is not None, resume_from, force, run_id, trust_checkpoint
+    )
     reporter = TerminalReporter(quiet=quiet)
     if dashboard:
         set_ = add_trackio(recipe, set_, starts=not (dry_run or slurm))
     if slurm:
         from grpo_cli.workflows.submit import run_as_job
 
-        flags = (*["--force"] * force, *["--quiet"] * quiet)
+        trust = ["--trust-checkpoint"] * trust_checkpoint
+        flags = (*["--force"] * force, *trust, *["--quiet"] * quiet)
         job = run_as_job(recipe, set_, runs, request, flags, reporter, dry_run=dry_run)
         show(job, _print_job, as_json=json)
         return

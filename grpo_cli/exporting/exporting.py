@@ -56,6 +56,8 @@ class ExportPlan:
     """Whether to write float32 instead of a precision that loses what was trained."""
     converter: list[str] | None
     """The command of llama.cpp's converter; None unless a GGUF file is written."""
+    trusted: bool = False
+    """Whether shards may hold more than tensors and plain values."""
 
 
 def check_free(target: Path, *, force: bool) -> None:
@@ -131,7 +133,7 @@ def _whole_request(plan: ExportPlan, tell: Tell) -> Iterator[ExportRequest]:
     with tempfile.TemporaryDirectory(
         prefix=f".{plan.target.name}.whole-", dir=plan.target.parent
     ) as whole:
-        merge_shards(request.trained, request.model, Path(whole))
+        merge_shards(request.trained, request.model, Path(whole), trusted=plan.trusted)
         if (template := request.trained / TEMPLATE).is_file():
             shutil.copy(template, whole)
         yield request.model_copy(update={"trained": Path(whole)})

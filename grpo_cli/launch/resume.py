@@ -58,6 +58,8 @@ class ResumePlan:
     changed: tuple[Difference, ...]
     forced: bool
     """Whether it may be another training."""
+    trusted: bool = False
+    """Whether the checkpoint may hold more than tensors and plain values."""
 
 
 def read_target(path: Path) -> tuple[RunFolder, int | None]:
@@ -181,7 +183,8 @@ def begin_attempt(
 
 def _resume(run: RunFolder, resume_plan: ResumePlan, trained_s: float) -> None:
     step, name = resume_plan.step, resume_plan.checkpoint.name
-    write_json(run.resumption, {"checkpoint": name, "step": step, "forced": resume_plan.forced})
+    flags = {"forced": resume_plan.forced, "trusted": resume_plan.trusted}
+    write_json(run.resumption, {"checkpoint": name, "step": step, **flags})
     append_record(run.metrics, {"event": "resume", "step": step, "attempt": run.attempts})
     StatusFile(run.status).update(
         state="pending",

@@ -1,8 +1,7 @@
 """GGUF files and sharded checkpoints as plain folders, which `from_pretrained` and vLLM load.
 
 transformers refuses to save a model that it has read from GGUF, so the file is dequantized once into the cache.
-Shards are those of FSDP (as accelerate 1.15 writes them) and of DeepSpeed (0.19). Reading them unpickles files, as
-both libraries do: they must come from one's own runs.
+Shards are those of FSDP (as accelerate 1.15 writes them) and of DeepSpeed (0.19).
 """
 
 import contextlib
@@ -14,6 +13,7 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +25,7 @@ from grpo_cli.loading_errors import quiet_loading
 from grpo_cli.machine import cache_folder
 from grpo_cli.models.folder import FSDP_SHARDS
 from grpo_cli.models.loading import add_adapters, load_model
+from grpo_cli.models.safe_loading import weights_only
 from grpo_cli.recipe.model import ModelConfig
 
 _FORMAT_VERSION = 2
@@ -213,14 +214,20 @@ def _choose_pad(tokenizer: Any, special: _SpecialTokens) -> int:
     return next(usable, special.eos[0])
 
 
-def merge_shards(folder: Path, model: ModelConfig, target: Path) -> None:
+def merge_shards(folder: Path, model: ModelConfig, target: Path, *, trusted: bool = False) -> None:
     """Write a sharded checkpoint of `model` as a folder that `from_pretrained` loads, in full precision.
 
+    Args:
+        trusted: Whether to unpickle whatever the shards hold.
+
     Raises:
-        RunError: The shards are damaged, or belong to another model.
+        RunError: The shards are damaged, belong to another model, or hold more than tensors and plain values.
         SetupError: DeepSpeed is needed to read them, and missing.
     """
-    with tempfile.TemporaryDirectory(dir=target) as scratch:
+    with (
+        tempfile.TemporaryDirectory(dir=target) as scratch,
+        weights_only(folder, trusted=trusted),
+    ):
         if (folder / FSDP_SHARDS).is_dir():
             state = _read_fsdp(folder / FSDP_SHARDS, Path(scratch))
         else:
@@ -272,7 +279,18 @@ def _read_fsdp(shards: Path, scratch: Path) -> dict[str, Any]:
         merge_fsdp_weights(str(shards), str(scratch))
     except CheckpointException as error:
         cause, _ = next(iter(error.failures.values()))
+        if isinstance(cause, UnpicklingError):
+            raise cause from error
         raise _torn(shards, cause) from error
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:
+        raise _torn(shards, error) from error
     merged = scratch / "model.safetensors"
     state = load_file(merged)
     merged.unlink()

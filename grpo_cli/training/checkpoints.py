@@ -6,16 +6,18 @@ import math
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
-from transformers import EarlyStoppingCallback, PreTrainedModel, TrainerState
+from transformers import EarlyStoppingCallback, PreTrainedModel, TrainerCallback, TrainerState
 from transformers.trainer_utils import rotate_checkpoints
 
 from grpo_cli.errors import RewardError, RunError
 from grpo_cli.fast.trainer import shares_weights
+from grpo_cli.models.safe_loading import unpickling_error, weights_only
 from grpo_cli.rewards.scoring import Reward, has_state, read_state
 from grpo_cli.runs.checkpoints import REFERENCE, STAGING, STATE
 from grpo_cli.runs.folder import RunFolder
@@ -311,6 +313,28 @@ class ExactResume(AtomicCheckpoints):
     @property
     def _saves_reference(self) -> bool:
         return self.args.sync_ref_model and not shares_weights(self)
+
+
+@contextmanager
+def loading_weights_only(trainer: Any, checkpoint: Path, *, trusted: bool) -> Iterator[None]:
+    """Let the trainer unpickle nothing but tensors and plain values until its first step; see `weights_only`."""
+    with ExitStack() as loading:
+        loading.enter_context(weights_only(checkpoint, trusted=trusted))
+        trainer.add_callback(_LoadingEnds(loading))
+        try:
+            yield
+        except UnpicklingError as error:
+            # The random states are loaded later, and never with anything else.
+            raise unpickling_error(checkpoint, error) from error
+
+
+class _LoadingEnds(TrainerCallback):
+    def __init__(self, loading: ExitStack) -> None:
+        self._loading = loading
+
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+        """Leave what rewards load from now on to them."""
+        self._loading.close()
 
 
 def load_saved(path: Path, device: Any = "cpu") -> Any:

@@ -52,7 +52,7 @@ from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.metrics import When, append_record
 from grpo_cli.runs.status import Heartbeat
 from grpo_cli.training.callbacks import EarlyStoppingCallback, RunCallback, track
-from grpo_cli.training.checkpoints import atomic_dir, save_reward_states
+from grpo_cli.training.checkpoints import atomic_dir, loading_weights_only, save_reward_states
 from grpo_cli.training.difficulty import build_sampler
 from grpo_cli.training.dynamic_sampling import DynamicSampling
 from grpo_cli.training.episodes import EpisodeRollouts
@@ -454,14 +454,14 @@ def _build_measurer(
 
 def _resume(session: Session, trainer: "AnyTrainer", data: BuiltData) -> None:
     """Train from the checkpoint to the end; if it is the end, only load the final weights."""
-    resumption = session.folder.read_resumption()
+    resumption, plan = session.folder.read_resumption(), _plan_batch(session, data)
     checkpoint = session.folder.checkpoints / resumption["checkpoint"]
-    plan = _plan_batch(session, data)
     trainer.load_state(checkpoint, plan.total_optimizer_steps or 0)
-    if trainer.is_done:
-        trainer.finish(checkpoint)
-    else:
-        trainer.resume_from(checkpoint, plan.optimizer_steps_per_epoch or 1)
+    with loading_weights_only(trainer, checkpoint, trusted=bool(resumption.get("trusted"))):
+        if trainer.is_done:
+            trainer.finish(checkpoint)
+        else:
+            trainer.resume_from(checkpoint, plan.optimizer_steps_per_epoch or 1)
 
 
 def _why_early(session: Session, trainer: "AnyTrainer") -> str | None:

@@ -9,6 +9,7 @@ import math
 import shutil
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -24,7 +25,11 @@ from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.metrics import append_record
 from grpo_cli.runs.status import StatusFile
 from grpo_cli.training.callbacks import is_stop_requested
-from grpo_cli.training.checkpoints import AtomicCheckpoints, accept_numbered_cpus
+from grpo_cli.training.checkpoints import (
+    AtomicCheckpoints,
+    accept_numbered_cpus,
+    loading_weights_only,
+)
 from grpo_cli.training.examples import WARMING, Example, section_of
 from grpo_cli.training.session import Session, Stopped
 from grpo_cli.units import spread
@@ -140,10 +145,14 @@ def learn(
         trainer.add_callback(EarlyStoppingCallback(warmup.patience))
     accept_numbered_cpus()
     checkpoints = whole_checkpoints(RunFolder(session.folder.warmup))
-    newest = str(checkpoints[max(checkpoints)]) if checkpoints else None
+    newest = checkpoints[max(checkpoints)] if checkpoints else None
+    trusted = bool(session.folder.read_resumption().get("trusted"))
     # On a CPU, TRL's output head computes the logits of prompts too, which take most of the memory.
-    with replaced(trl_utils, _use_triton=lambda device: True):
-        trainer.train(resume_from_checkpoint=newest)
+    with (
+        replaced(trl_utils, _use_triton=lambda device: True),
+        loading_weights_only(trainer, newest, trusted=trusted) if newest else nullcontext(),
+    ):
+        trainer.train(resume_from_checkpoint=str(newest) if newest else None)
     if progress.is_stopped:
         raise Stopped(
             f"stopped after step {trainer.state.global_step} of the warm-up, which is saved"

@@ -198,6 +198,7 @@ def export(
     force: bool = False,
     push_to: str | None = None,
     private: bool = True,
+    trust_checkpoint: bool = False,
     on_progress: Callable[[str], None] = lambda what: None,
 ) -> dict[str, Any]:
     """Export the model of a run to a folder, and verify that the export is the trained model.
@@ -215,6 +216,7 @@ def export(
         force: Replace an earlier export.
         push_to: `ORG/NAME` of a repository on the hub to upload to, as one commit.
         private: Whether that repository is created as a private one.
+        trust_checkpoint: Unpickle whatever the shards of the checkpoint hold, code too.
         on_progress: Called with each thing that is being done.
 
     Returns:
@@ -231,7 +233,9 @@ def export(
     command = find_converter(Path(converter) if converter else None) if format == "gguf" else None
     refine = dtype is None and format == "safetensors" and verify
     target = Path(to).expanduser().resolve()
-    plan = exporting.ExportPlan(request, target, force, verify, refine, command)
+    plan = exporting.ExportPlan(
+        request, target, force, verify, refine, command, trusted=trust_checkpoint
+    )
     if push_to is None:
         return exporting.export(plan, on_progress)
     return exporting.export_and_push(plan, push_to, private=private, tell=on_progress)

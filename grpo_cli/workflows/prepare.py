@@ -3,7 +3,7 @@
 import shlex
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,8 @@ class ResumeRequest:
     force: bool
     run_id: str | None = None
     """Name of the run folder; the run is started if it does not exist."""
+    trusted: bool = False
+    """Whether the checkpoint may hold more than tensors and plain values."""
 
     def __post_init__(self) -> None:
         if self.run_id is not None and self.source is not None:
@@ -238,6 +240,7 @@ class _Resuming:
             return self.as_run(run, plan, anew=True)
         if resumption is None:
             return None
+        resumption = replace(resumption, trusted=self.request.trusted)
         self.reporter.say(f"resuming {run.path} from step {resumption.step}")
         self._report_changes(resumption)
         return self.as_run(run, plan, resumption=resumption)
