@@ -198,8 +198,8 @@ def export(
     force: bool = False,
     push_to: str | None = None,
     private: bool = True,
-    trust_checkpoint: bool = False,
     on_progress: Callable[[str], None] = lambda what: None,
+    trust_checkpoint: bool = False,
 ) -> dict[str, Any]:
     """Export the model of a run to a folder, and verify that the export is the trained model.
 
@@ -216,8 +216,8 @@ def export(
         force: Replace an earlier export.
         push_to: `ORG/NAME` of a repository on the hub to upload to, as one commit.
         private: Whether that repository is created as a private one.
-        trust_checkpoint: Unpickle whatever the shards of the checkpoint hold, code too.
         on_progress: Called with each thing that is being done.
+        trust_checkpoint: Unpickle whatever the shards of the checkpoint hold, code too.
 
     Returns:
         What `export.json` holds: path, files, bytes, verification, warnings.

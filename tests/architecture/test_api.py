@@ -12,7 +12,7 @@ ARGUMENTS = {
     "evaluate": "source overrides *model *checkpoint *baseline *split *limit *samples *temperature *backend *out "
     "*num_processes *reporter",
     "export": "run to *format *checkpoint *dtype *gguf_type *converter *max_shard_size *verify *force *push_to "
-    "*private *on_progress",
+    "*private *on_progress *trust_checkpoint",
     "load_recipe": "path overrides",
     "probe": "path overrides *prompts *quick *runs",
     "register_reward": "params",
