@@ -230,17 +230,11 @@ def _count(function: Callable[..., Any], estimate: Callable[..., int] | None) ->
     return counted
 
 
-@lru_cache(maxsize=1)
-def bounded_environment() -> "type[ImmutableSandboxedEnvironment]":
-    """Return the class of Jinja's sandbox in which no template makes more than a prompt may need.
-
-    Loops, calls, filters and operators count what they make; what would multiply a value is measured first.
-    """
-    from jinja2 import Template, pass_context
+def _make_parts() -> tuple[Any, Any]:
+    """Return the compiler and the class of templates that count."""
+    from jinja2 import Template
     from jinja2.compiler import CodeGenerator
     from jinja2.nodes import Call, Const, EnvironmentAttribute, TemplateData
-    from jinja2.runtime import LoopContext
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generator(CodeGenerator):
         def visit_For(self, node: Any, frame: Any) -> None:  # noqa: N802
@@ -275,9 +269,21 @@ def bounded_environment() -> "type[ImmutableSandboxedEnvironment]":
             _work.start()
             return super().new_context(*args, **kwargs)
 
+    return Generator, CountingTemplate
+
+
+@lru_cache(maxsize=1)
+def bounded_environment() -> "type[ImmutableSandboxedEnvironment]":
+    """Return the class of Jinja's sandbox in which no template makes more than a prompt may need.
+
+    Loops, calls, filters and operators count what they make; what would multiply a value is measured first.
+    """
+    from jinja2 import pass_context
+    from jinja2.runtime import LoopContext
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
     class BoundedEnvironment(ImmutableSandboxedEnvironment):
-        code_generator_class = Generator
-        template_class = CountingTemplate
+        code_generator_class, template_class = _make_parts()
         intercepted_binops = frozenset({"+", "-", "*", "/", "//", "%", "**"})
 
         def __init__(self, *args: Any, finalize: Any = None, **kwargs: Any) -> None:
