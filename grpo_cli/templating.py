@@ -278,7 +278,6 @@ def bounded_environment() -> "type[ImmutableSandboxedEnvironment]":
 
     Loops, calls, filters and operators count what they make; what would multiply a value is measured first.
     """
-    from jinja2 import pass_context
     from jinja2.runtime import LoopContext
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -287,14 +286,10 @@ def bounded_environment() -> "type[ImmutableSandboxedEnvironment]":
         intercepted_binops = frozenset({"+", "-", "*", "/", "//", "%", "**"})
 
         def __init__(self, *args: Any, finalize: Any = None, **kwargs: Any) -> None:
-            @pass_context
-            def count_output(context: Any, value: Any) -> Any:
-                value = value if finalize is None else finalize(value)
-                _work.print(value)
-                return value
-
             # Constants are computed while rendering, where they are counted.
-            super().__init__(*args, **{**kwargs, "optimized": False, "finalize": count_output})
+            super().__init__(
+                *args, **{**kwargs, "optimized": False, "finalize": _count_output(finalize)}
+            )
             del self.globals["lipsum"]
             filters = _Filters()
             for name, function in self.filters.items():
@@ -344,6 +339,18 @@ def _explaining_depth() -> Iterator[None]:
         yield
     except (RecursionError, SyntaxError):
         raise TemplateSyntaxError("it is nested too deeply", 1) from None
+
+
+def _count_output(finalize: Callable[[Any], Any] | None) -> Callable[..., Any]:
+    from jinja2 import pass_context
+
+    @pass_context
+    def count(context: Any, value: Any) -> Any:
+        value = value if finalize is None else finalize(value)
+        _work.print(value)
+        return value
+
+    return count
 
 
 def _count_steps(values: Iterator[Any], work: int) -> Iterator[Any]:
