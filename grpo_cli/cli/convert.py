@@ -80,6 +80,10 @@ def _print_keys(source: Path, report: "KeyReport") -> None:
         console.print(f"{count_noun(len(report.dropped), 'key')} dropped:")
     for entry in report.dropped:
         console.print(f"  {entry.location}: {entry.key}: {entry.note}")
+    if report.notes:
+        texts = ", ".join(f"{target} {text}" for target, text in report.notes.items())
+        about = "different in earlier versions of TRL, and not set or changed: "
+        console.print(Text.assemble(("note: ", "blue"), f"{about}{texts}"))
     for target, text in report.to_do.items():
         first_line = text.partition("\n")[0]
         console.print(Text.assemble(("to do: ", "yellow"), f"{target}: {first_line}"))

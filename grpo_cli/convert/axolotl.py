@@ -162,7 +162,7 @@ def _add_defaults(report: KeyReport) -> None:
     for name, value, note in (
         ("per_device_train_batch_size", 1, ""),
         ("per_device_eval_batch_size", micro, ": as in training"),
-        ("num_train_epochs", 1, ""),
+        *(() if _positive(training.get("max_steps")) else (("num_train_epochs", 1, ""),)),
         ("lr_scheduler_type", "cosine", ""),
         ("warmup_steps", 0.03, ": 3 % of all steps (at most 100)"),
         ("gradient_checkpointing", False, ""),

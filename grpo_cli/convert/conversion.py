@@ -1,5 +1,6 @@
 """From a file to a converted file: read, recognise, translate, check and write."""
 
+import json
 import os
 import re
 import tempfile
@@ -14,8 +15,10 @@ from grpo_cli.convert.axolotl import convert_axolotl
 from grpo_cli.convert.datasets import PROMPT_EXAMPLE
 from grpo_cli.convert.key_report import Dialect, KeyReport, find, put, write_recipe
 from grpo_cli.convert.rewards import name_file
-from grpo_cli.convert.script import read_script
+from grpo_cli.convert.script import Script
+from grpo_cli.convert.sources import read_python
 from grpo_cli.convert.to_trl import flatten_recipe
+from grpo_cli.convert.versions import note_versions
 from grpo_cli.errors import UsageError, nearest, recipe_error
 from grpo_cli.issues import Issue
 from grpo_cli.recipe.loading import load_recipe
@@ -35,12 +38,14 @@ _AXOLOTL_SIGNS = "base_model rl trl micro_batch_size".split()
 _GENERIC_FOLDERS = ("", "output", "outputs", "out", "model-out", "results", "checkpoints")
 """Output folders that do not name a training; the config's file name does."""
 _RECIPE_SIGNS = frozenset({"model", "rewards", "extends"})
-_PLACEHOLDERS = {
-    "model.path": "to/choose",
-    "dataset": "{kind: hub, path: to/choose, eval_split: test}",
-    "rewards": "[{kind: think_format}]",
+_PLACEHOLDERS: dict[str, dict[str, Any]] = {
+    "model.path": {"model.path": "to/choose"},
+    "dataset": {"dataset.kind": "hub", "dataset.path": "to/choose", "dataset.eval_split": "test"},
+    "rewards": {"rewards": [{"kind": "think_format"}]},
 }
 """Placeholders for the parts that the user has to write, so that the rest can be checked."""
+_ROWS = ("kind", "path", "train", "eval", "eval_split", "prompt", "columns")
+"""Keys of `dataset` that depend on where the rows come from."""
 _PATHS = (
     "model.path",
     "model.adapter",
@@ -175,9 +180,6 @@ def _check(
 
     Parts that the user still has to write are checked with placeholders.
     """
-    missing = [
-        key for key in _PLACEHOLDERS if key in report.to_do and find(report.recipe, key) is None
-    ]
     folder = output.parent if output else Path.cwd()
     # Beside the result, since its paths are relative to it.
     with tempfile.NamedTemporaryFile(
@@ -189,17 +191,37 @@ def _check(
     ) as file:
         file.write(write_recipe(report, source.name))
         file.flush()
-        overrides = [f"{key}={_PLACEHOLDERS[key]}" for key in missing]
-        checked = check_recipe(Path(file.name), overrides)
-    left = [key for key in report.to_do if find(report.recipe, key) is None]
+        checked = check_recipe(Path(file.name), _list_overrides(report))
     problems = tuple(
         replace(problem, location=replace(problem.location, source=str(output)) if output else None)
         if problem.location and problem.location.source == file.name
         else problem
         for problem in checked.problems
-        if not any(f"{problem.path}.".startswith(f"{key}.") for key in left)
+        if not _is_left(report, problem.path)
     )
     return problems, checked.preview.columns if checked.preview else None
+
+
+def _list_overrides(report: KeyReport) -> list[str]:
+    """Return values for what the user has to write, so that the rest can be checked."""
+    values = dict(report.defaults)
+    for key, placeholders in _PLACEHOLDERS.items():
+        if key in report.to_do and find(report.recipe, f"{key}.kind") is None:
+            values = {**placeholders, **values}
+    missing = {key: value for key, value in values.items() if find(report.recipe, key) is None}
+    return [f"{key}={json.dumps(value, default=str)}" for key, value in missing.items()]
+
+
+def _is_left(report: KeyReport, path: str) -> bool:
+    """Return whether a key is left to a person, or may stand in what was not read."""
+    section, _, key = path.partition(".")
+    if section in report.unread:
+        return True
+    if "dataset" in report.to_do and section == "dataset":
+        return key.partition(".")[0] in ("", *_ROWS)
+    left = [each for each in report.to_do if find(report.recipe, each) is None]
+    left = [each for each in left if each not in ("dataset", *report.defaults)]
+    return any(f"{path}.".startswith(f"{each}.") for each in left)
 
 
 def translate(
@@ -215,15 +237,13 @@ def translate(
     """
     here = Path.cwd()
     folders = (output.resolve().parent if output else here, here, source.resolve().parent)
-    if source.suffix == ".py":
+    if source.suffix in (".py", ".ipynb"):
         if dialect not in (None, "trl"):
-            cause = f"{source} is a Python script, which only TRL has"
+            cause = f"{source} is Python, which only TRL has"
             raise UsageError(f"{cause}. Fix: leave --from out")
-        script = read_script(text, source, folders[0])
-        report = script.report
-        trl.convert_trl(report, folders, script.rewards)
-        if script.processor:
-            report.add("model.processor", script.processor, "AutoProcessor.from_pretrained")
+        report = _translate_script(
+            Script(*read_python(text, source), source, folders[0], {}), folders
+        )
     else:
         tree = read_text(text, str(source))
         report = KeyReport(tree, *recognise(tree, dialect, str(source)))
@@ -232,12 +252,28 @@ def translate(
     if find(report.recipe, "model.path") is None:
         report.to_do.setdefault("model.path", "name the model: a hub id or a folder")
     model = report.recipe.get("model", {})
-    if model.get("dtype") == "bfloat16" and not (model.get("lora") or model.get("quantization")):
+    is_partial = model.keys() & {"lora", "adapter", "quantization"} or "model.lora" in report.to_do
+    if model.get("dtype") == "bfloat16" and not is_partial:
         report.replace_value(
             "model.dtype", "float32", "was bfloat16, which rounds most updates away"
         )
+    if report.dialect in ("trl", "open-r1"):
+        note_versions(report)
     for target in _PATHS:
         _anchor(report, target, here, folders[0])
+    return report
+
+
+def _translate_script(script: Script, folders: tuple[Path, ...]) -> KeyReport:
+    """Translate a Python script that was parsed."""
+    script.read()
+    report = script.report
+    trl.convert_trl(report, folders, script.rewards)
+    if script.processor:
+        report.add("model.processor", script.processor, "AutoProcessor.from_pretrained")
+    for target, (key, value, at) in script.extra.items():
+        script.put(key, value, at)
+        report.keep((key,), target, value)
     return report
 
 

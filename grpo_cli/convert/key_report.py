@@ -55,6 +55,12 @@ class KeyReport:
         """Dotted key of the recipe → where its value came from."""
         self.to_do: dict[str, str] = {}
         """Dotted key of the recipe → what a person has to write there."""
+        self.defaults: dict[str, Any] = {}
+        """Such a key → the value that it has in the source unless somebody gives another."""
+        self.unread: set[str] = set()
+        """Sections of the recipe about which the source says more than was read."""
+        self.notes: dict[str, str] = {}
+        """Key of the source → what differs by the version of its tool."""
         self._origins: dict[str, Path] = {}
         self._entries: dict[Path, Entry] = {}
 
@@ -157,7 +163,8 @@ class KeyReport:
 
     def add_missing(self, target: str, value: Any, note: str) -> None:
         """Put such a value into the recipe unless it has one, or a person has to write it."""
-        if find(self.recipe, target) is None and target not in self.to_do:
+        is_open = target.partition(".")[0] in self.unread or target in self.to_do
+        if find(self.recipe, target) is None and not is_open:
             self.add(target, value, note)
 
     def rest(self, *inside: str | int) -> list[str]:
@@ -275,7 +282,7 @@ def write_recipe(report: KeyReport, source: str) -> str:
     head = (
         f"From {source}, a config of {report.tool}, by `grpo convert`. Comments name the key that a "
         "value came from if it had another name there; what was not taken over is listed at the end. "
-        "Other values are the defaults of the installed TRL, which earlier versions did not share."
+        "Other values are the defaults of the installed TRL."
     )
     parts = [_comment(head)]
     for key in Recipe.model_fields:
@@ -285,7 +292,8 @@ def write_recipe(report: KeyReport, source: str) -> str:
                 lines += _write_to_do(target, text, "  " if lines and target != key else "")
         parts.append(lines)
     dropped = [(entry.key, entry.note) for entry in report.dropped]
-    return join_parts([*parts, list_lines("Not taken over:", dropped)])
+    notes = list_lines("Different in earlier versions of TRL:", report.notes.items())
+    return join_parts([*parts, notes, list_lines("Not taken over:", dropped)])
 
 
 def join_parts(parts: Iterable[list[str]]) -> str:
@@ -303,6 +311,12 @@ def dump_lines(key: str, value: Any) -> list[str]:
     """Return the lines of a key's YAML; lists and mappings without others in them take one line."""
     text = write_plain({key: value}, compact=isinstance(value, dict | list))
     return text.rstrip("\n").split("\n")
+
+
+def write_value(key: str, value: Any) -> str:
+    """Return a key and its value as one line of YAML, or `key: …` if they need more."""
+    lines = dump_lines(key, value)
+    return lines[0] if len(lines) == 1 else f"{key}: …"
 
 
 def _write_entry(report: KeyReport, target: str, value: Any, pad: str = "") -> Iterator[str]:

@@ -228,6 +228,10 @@ def convert_trl(
 
 def take_training(report: KeyReport) -> None:
     """Take the keys of `GRPOConfig` and of accelerate's launcher, and drop what is left."""
+    steps = report.get("max_steps")
+    if isinstance(steps, int | float) and steps > 0:
+        reason = f"`max_steps: {steps}` is given too, and wins"
+        report.drop_all(("num_train_epochs",), reason)
     report.take(TRAINING)
     if report.get("steps_per_generation") is not None:
         note = "`steps_per_generation` is given too, and says the same for any number of GPUs"

@@ -32,7 +32,10 @@ def fill_from_adapter(tree: Node) -> list[Issue]:
         if model.child("path") is None:
             _fill_path(model, named, folder, base or {"path": config["base_model_name_or_path"]})
     except _AdapterError as error:
-        return [replace(error.issue, location=model.value.pop("adapter").location)]
+        where = model.value.pop("adapter").location
+        # Other checks go on with a model of which an adapter is trained.
+        model.value.setdefault("lora", Node({}, where))
+        return [replace(error.issue, location=where)]
     options = named.value if isinstance(named.value, dict) else {}
     # The commit is in the path of a download.
     options.pop("revision", None)

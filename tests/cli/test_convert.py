@@ -102,13 +102,13 @@ def test_a_script_becomes_a_recipe_and_lines_to_do(tmp_path):
         "from trl import GRPOConfig, GRPOTrainer\n"
         "def right(completions):\n    return [1.0]\n"
         'if __name__ == "__main__":\n'
-        '    args = GRPOConfig(output_dir="out/mine", learning_rate=float("1e-5"))\n'
+        '    args = GRPOConfig(output_dir="out/mine", learning_rate=rate())\n'
         '    GRPOTrainer("org/model", right, args, load_dataset("org/rows"))\n'
     )
     path = write_recipe(tmp_path, script, "train.py")
     done = grpo("convert", path, "-o", "new.yaml", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (1, ""), done.stderr
-    assert "to do: training.learning_rate: train.py:5 has `float('1e-5')`" in done.stderr
+    assert "to do: training.learning_rate: train.py:5 has `rate()`" in done.stderr
     recipe = yaml.safe_load((tmp_path / "new.yaml").read_text())
     assert recipe["rewards"] == [{"kind": "python", "path": "./train.py:right"}]
     assert grpo("check", "new.yaml", cwd=tmp_path).returncode == 2
