@@ -4,6 +4,7 @@ import ast
 import copy
 import hashlib
 import importlib
+import importlib.machinery
 import importlib.util
 import inspect
 import os
@@ -11,7 +12,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from types import FrameType, ModuleType
@@ -61,13 +62,25 @@ def source_file(source: str) -> Path | None:
 def parse_source(path: Path) -> ast.Module:
     """Return the syntax tree of a file; raises `SourceError` if there is none."""
     if not path.is_file():
-        raise SourceError(f"there is no file {path}", "correct the path, or write the file")
+        raise SourceError(f"there is no file {path}", _suggest_file(path))
     try:
         return ast.parse(path.read_bytes(), filename=str(path))
     except (SyntaxError, ValueError) as error:
         line = f"{path}:{getattr(error, 'lineno', None) or 1}"
         why = getattr(error, "msg", None) or str(error)
         raise SourceError(f"{line} is not valid Python: {why}", f"correct {line}") from error
+
+
+def _suggest_file(path: Path) -> str:
+    """Return a fix that names the file which may be meant: beside a missing one, or in a folder there."""
+    folder = next(each for each in path.parents if each.is_dir())
+    files = [*folder.glob("*.py"), *folder.glob("*/*.py")]
+    same = [each for each in files if each.name == path.name]
+    close = nearest(path.name, [each.name for each in files])
+    meant = [*same, *(each for each in files if each.name == close), *files[: len(files) == 1]]
+    if not meant:
+        return "correct the path, or write the file"
+    return f"write `{meant[0]}`, or correct the path"
 
 
 def bindings(module: ast.Module) -> dict[str, ast.AST]:
@@ -105,24 +118,62 @@ def signature_of(definition: ast.AST | None) -> inspect.Signature:
 
 
 def load_file(path: Path) -> ModuleType:
-    """Import a file once per process; its folder is appended to `sys.path`, for its own imports."""
+    """Import a file once per process; if it imports relatively, as a module of the package that its folder is.
+
+    For absolute imports, its folder and that of its outermost package are appended to `sys.path`.
+    """
     path = path.resolve()
+    tree = parse_source(path)
+    root = package_root(path)
+    for folder in (path.parent, root):
+        if str(folder) not in sys.path:
+            sys.path.append(str(folder))
+    name = _unique_name(path)
+    if any(isinstance(node, ast.ImportFrom) and node.level for node in ast.walk(tree)):
+        names = path.relative_to(root).parts[:-1]
+        packages = [root.joinpath(*names[: depth + 1]) for depth in range(len(names))]
+        name = _unique_name(packages[0])
+        for folder in packages:
+            name = f"{name}.{folder.name}" if folder != packages[0] else name
+            _load_module(name, folder / "__init__.py", [str(folder)])
+        if path.name != "__init__.py":
+            name = f"{name}.{path.stem}"
+    return _load_module(name, path)
+
+
+def package_root(path: Path) -> Path:
+    """Return the folder of the outermost package of a file, whose own folder is one in any case."""
+    root = path.parent.parent
+    while (root / "__init__.py").is_file() and root != root.parent:
+        root = root.parent
+    return root
+
+
+def _unique_name(path: Path) -> str:
+    """Return a name for the module of a path that no other path has."""
     digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]
-    name = f"grpo_own_{digest}_{path.stem}"
+    return f"grpo_own_{digest}_{path.stem}"
+
+
+def _load_module(name: str, path: Path, folders: list[str] | None = None) -> ModuleType:
+    """Import a file under a name once; `folders` make it a package, which may have no file."""
     if name in sys.modules:
         return sys.modules[name]
-    if not path.is_file():
-        raise SourceError(f"there is no file {path}", "correct `path`")
-    if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
+    if folders and not path.is_file():
+        spec: Any = importlib.machinery.ModuleSpec(name, None, is_package=True)
+        spec.submodule_search_locations = folders
+    else:
+        spec = importlib.util.spec_from_file_location(
+            name, path, submodule_search_locations=folders
+        )
+    if spec is None:
         raise SourceError(f"{path} is not a Python file", "let its name end in .py")
     module = importlib.util.module_from_spec(spec)
     # Registered before it runs, as dataclasses and pickle look their module up by name.
     sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
+        if spec.loader is not None:
+            spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise
@@ -174,6 +225,16 @@ def find_name(path: str) -> ast.AST | None:
         fix = f"name {close}" if close else f"define it in {file}"
         raise SourceError(f"there is no {name!r} in {file}", fix)
     return bound.get(name)
+
+
+def find_module_file(name: str, folder: Path) -> Path | None:
+    """Return the file of a module below a folder; None if there is none, or the module is installed."""
+    with suppress(SourceError):
+        if source_file(name) is not None:
+            return None
+    base = folder.joinpath(*name.split("."))
+    files = (base.with_name(f"{base.name}.py"), base / "__init__.py")
+    return next((file for file in files if file.is_file()), None)
 
 
 @contextmanager

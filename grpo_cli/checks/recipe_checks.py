@@ -27,6 +27,7 @@ from grpo_cli.checks.evaluation import (
     check_trackers,
 )
 from grpo_cli.checks.images import check_images
+from grpo_cli.checks.partners import check_partners
 from grpo_cli.checks.sampling import check_async, check_overlap, check_vllm, settle_backend
 from grpo_cli.checks.settings import MOST_HELD_OUT, check_effects, check_texts, check_to_do
 from grpo_cli.data.mixing import place_issues
@@ -184,6 +185,7 @@ def _check_sections(
     yield from check_trackers(recipe)
     yield from check_precision(recipe, hardware)
     yield from check_effects(recipe, steps)
+    yield from check_partners(recipe, processes, steps)
     yield from check_episodes(recipe, kinds, seen)
     yield from check_warmup(recipe, seen)
     yield from check_mixture(recipe, seen, batch)

@@ -4,14 +4,14 @@ import ast
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from grpo_cli.data.sources import has_eval
 from grpo_cli.issues import Issue, Level, Location
 from grpo_cli.models.source import read_config
 from grpo_cli.recipe.explanation import Path, dotted, split_path
 from grpo_cli.recipe.generation import VllmConfig
-from grpo_cli.recipe.grpo_fields import home_of, key_in_home, read_grpo_fields
+from grpo_cli.recipe.grpo_fields import OPEN, Home, home_of, key_in_home, read_grpo_fields
 from grpo_cli.recipe.launch import SHARED_WEIGHTS
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.recipe.rewards import RewardConfig
@@ -74,9 +74,18 @@ def read_setting(recipe: Recipe, name: str) -> Any:
     section: Any = recipe
     for step in (home_of(name) or "").split("."):
         section = getattr(section, step)
-    key = key_in_home(name).rsplit(".", 1)[1]
+    key = key_in_home(name).rpartition(".")[2]
     if key in type(section).model_fields or key in section.extras:
         return getattr(section, key)
+    return default_of(name)
+
+
+def default_of(name: str) -> Any:
+    """Return the default of such a field: the recipe's own, or else TRL's."""
+    home, _, key = key_in_home(name).rpartition(".")
+    field = OPEN[cast(Home, home)].model_fields.get(key)
+    if field is not None:
+        return field.default
     try:
         return ast.literal_eval(read_grpo_fields()[name].default or "None")
     except ValueError:
@@ -110,7 +119,6 @@ def check_effects(recipe: Recipe, steps: int | None) -> Iterator[Issue]:
         seen = f"has no effect: completions are sampled by {generation.backend}"
         fix = "set `generation.backend: vllm`, or remove it"
         yield Issue(seen, fix, "generation.vllm", level="warning")
-    yield from _find_idle(recipe)
     if recipe.is_sampled:
         yield from _check_sampling(recipe)
     yield from _check_optimization(recipe)
@@ -159,55 +167,15 @@ def check_repeated(
                 yield Issue(seen, fix, f"rewards.{index}.of", level="warning")
 
 
-def _find_idle(recipe: Recipe) -> Iterator[Issue]:
-    """Find settings that nothing reads because of another one."""
-    evaluates = recipe.training.eval_strategy
-    strategy, to_steps = f"`eval_strategy` is `{evaluates}`", "set `training.eval_strategy: steps`"
-    no_rows = bool(recipe.evaluation.limit) and not has_eval(recipe.dataset)
-    checkpointing = read_setting(recipe, "gradient_checkpointing")
-    idle = [
-        ("training.eval_steps", evaluates != "steps", strategy, to_steps),
-        (
-            "training.num_train_epochs",
-            recipe.training.max_steps > 0,
-            f"`max_steps` is {recipe.training.max_steps}",
-            "set `training.max_steps: -1`",
-        ),
-        ("training.eval_delay", evaluates == "no", strategy, to_steps),
-        (
-            "training.gradient_checkpointing_kwargs",
-            not checkpointing,
-            "`gradient_checkpointing` is false",
-            "set `training.gradient_checkpointing: true`",
-        ),
-        ("evaluation.limit", no_rows, "the dataset has no evaluation rows", _EVAL_ROWS),
-    ]
-    trackio = [f"logging.{name}" for name in recipe.logging.extras if name.startswith("trackio_")]
-    has_none, fix = (
-        "trackio" not in recipe.logging.report_to,
-        "add `trackio` to `logging.report_to`",
-    )
-    idle += [(path, has_none, "`report_to` does not name `trackio`", fix) for path in trackio]
-    for name in ("run_name", "project"):
-        fix = "set `logging.report_to` to a tracker, such as `wandb`"
-        idle.append((f"logging.{name}", not recipe.logging.report_to, "there is no tracker", fix))
-    for name in ("top_p", "top_k", "min_p", "repetition_penalty"):
-        why = "a training on scored data samples nothing"
-        idle.append((f"generation.{name}", not recipe.is_sampled, why, ""))
-    for path, is_idle, why, fix in idle:
-        section, name = path.split(".")
-        values = getattr(recipe, section)
-        # A resolved recipe holds the defaults too.
-        default = (
-            type(values).model_fields[name].default if name in type(values).model_fields else None
-        )
-        if is_idle and getattr(values, name, default) != default:
-            fix = f"{fix}, or remove it" if fix else "remove it"
-            yield Issue(f"has no effect: {why}", fix, path, level="warning")
-
-
 def _check_measuring(recipe: Recipe) -> Iterator[Issue]:
-    """Find a training that writes no metrics, or holds out what it should train on."""
+    """Find a training that writes no metrics, or holds out what it should train on, or nothing."""
+    limit = recipe.evaluation.limit
+    # A resolved recipe holds the defaults too.
+    is_default = limit == type(recipe.evaluation).model_fields["limit"].default
+    if limit and not is_default and not has_eval(recipe.dataset):
+        seen = "has no effect: the dataset has no evaluation rows"
+        fix = f"{_EVAL_ROWS}, or remove it"
+        yield Issue(seen, fix, "evaluation.limit", level="warning")
     if read_setting(recipe, "logging_strategy") == "no":
         seen = "`no` writes no metrics: `stop_when`, `expect`, reports and `grpo diagnose` have none to look at"
         yield Issue(seen, "remove it", "logging.logging_strategy", level="warning")

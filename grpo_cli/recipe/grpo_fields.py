@@ -130,6 +130,18 @@ _REFUSED: dict[str, str] = {
         f"activation_checkpointing{end}": f"write it as `gradient_checkpointing{end}`, TRL's name"
         for end in ("", "_kwargs")
     },
+    "average_tokens_across_devices": "remove it: GRPO counts tokens over all processes by itself",
+    "data_seed": "remove it: GRPOTrainer draws prompts by the `seed` at the top of the recipe",
+    "include_num_input_tokens_seen": "remove it: `num_tokens` counts them",
+    **dict.fromkeys(
+        """batch_eval_metrics eval_accumulation_steps eval_do_concat_batches eval_use_gather_object
+        include_for_metrics prediction_loss_only""".split(),
+        "remove it: GRPO's evaluation keeps metrics of rewards, and no predictions",
+    ),
+    **dict.fromkeys(
+        ("bf16_full_eval", "fp16_full_eval"),
+        "remove it: evaluations are part of the training, and compute in its precision",
+    ),
     "auto_find_batch_size": "lower `per_device_train_batch_size`: GRPO refuses this option",
     "enable_jit_checkpoint": "remove it: a stopped run saves a checkpoint anyway",
     "disable_tqdm": "remove it: the live view shows progress",

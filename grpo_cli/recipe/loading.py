@@ -19,6 +19,7 @@ from grpo_cli.recipe.evaluation import is_task_file
 from grpo_cli.recipe.grpo_fields import check_trl_keys
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.recipe.yaml_tree import Node, merge, read_source, read_text, write_plain
+from grpo_cli.user_code import find_module_file
 
 _STAND_INS: dict[str, Any] = {
     "name": "recipe",
@@ -358,6 +359,7 @@ def _anchor_paths(tree: Node) -> None:
         for entry in node.value if node and isinstance(node.value, list) else [node]:
             if entry is not None:
                 _anchor(entry.child("path"), only_local=True)
+                _anchor_module(entry.child("path"))
                 _anchor_command(entry.child("command"))
                 _anchor_command(entry.child("python"))
 
@@ -425,6 +427,14 @@ def _anchor(node: Node | None, *, only_local: bool) -> None:
     candidate = _resolve(folder, f"{file}.py" if colon else node.value, node)
     if looks_local or not only_local or (node.value and candidate.exists()):
         node.value = f"{candidate}{':' + function if colon else ''}"
+
+
+def _anchor_module(node: Node | None) -> None:
+    """Name the file of `package.module:name` if it is in the folder of the recipe, and not installed."""
+    if node is not None and isinstance(node.value, str):
+        match = re.fullmatch(r"(\w+(?:\.\w+)*):(\w+)", node.value)
+        if match and (file := find_module_file(match[1], _folder(node))):
+            node.value = f"{file}:{match[2]}"
 
 
 def _resolve(folder: Path, text: str, node: Node) -> Path:

@@ -19,12 +19,12 @@ from grpo_cli.rewards.contract import (
     Score,
     TimeLimit,
 )
+from grpo_cli.rewards.failures import describe_build_failure
 from grpo_cli.rewards.registry import find_kind, kind_names
 from grpo_cli.rewards.scoring import (
     Condition,
     Reward,
     clip_score,
-    describe_build_failure,
     has_state,
 )
 

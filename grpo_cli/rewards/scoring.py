@@ -4,18 +4,14 @@ import contextlib
 import inspect
 import io
 import math
-import os
 import pickle
 import re
-import sysconfig
 import time
-import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import cached_property
 from numbers import Real
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from grpo_cli.errors import RewardError
@@ -28,6 +24,14 @@ from grpo_cli.rewards.contract import (
     RewardParams,
     Score,
     Scorer,
+)
+from grpo_cli.rewards.failures import (
+    find_beside,
+    find_line,
+    format_trace,
+    import_fix,
+    reads_completion,
+    summarize,
 )
 from grpo_cli.templating import environment
 
@@ -52,23 +56,6 @@ _USER_ERRORS = (Exception, SystemExit)
 """What a user's code may raise without meaning to end the run."""
 _SHOWN = 300
 """Characters shown of a prompt or completion."""
-_IMPORT_FIXES: tuple[tuple[type[BaseException], str], ...] = (
-    (ModuleNotFoundError, "install the package that has this module, or correct the import"),
-    (FileNotFoundError, "write a path that starts at the module: `Path(__file__).parent / …`"),
-    (SystemExit, 'put what the script does under `if __name__ == "__main__":`'),
-    (EOFError, 'put what reads standard input under `if __name__ == "__main__":`'),
-    (BaseException, "correct what the last line of the traceback names"),
-)
-_HIDDEN = (
-    str(Path(__file__).parents[1]),
-    str(Path(os.__file__).parent / "asyncio"),
-    "<frozen importlib",
-)
-"""Paths whose frames are left out of tracebacks."""
-_TAKES_TEXT = re.compile(r"string ind(?:ices|ex) must|'str' object has no attribute 'get'")
-"""What Python says to a text that is read as a message."""
-_LIBRARIES = (str(Path(os.__file__).parent), sysconfig.get_path("purelib"))
-
 _QUOTED = re.compile(r"""("[^"]*"|'[^']*')""")
 _FOREIGN = re.compile(_QUOTED.pattern + r"|(?<![=!<>])=(?!=)|&&|\|\|")
 """Quoted texts (the group), and what other languages write for the operators in `_OPERATORS`."""
@@ -240,31 +227,32 @@ class Reward:
             what, inputs = f"{batch.row_name(row)}{empty}", _inputs(batch, row)
         head = f"{self} failed on {what}{self._explain(batch, row or 0, error)}"
         path = ".".join(filter(None, (self.path, getattr(error, "path", ""))))
-        failure = DescribedError("\n".join([head, *inputs, *_trace(error)]), path)
+        failure = DescribedError("\n".join([head, *inputs, *format_trace(error)]), path)
         failure.row_id = None if row is None else batch.columns.get("row_id", {row: None})[row]
         failure.__cause__ = error
         return failure
 
     def _explain(self, batch: Batch, row: int, error: BaseException) -> str:
         """Return where a reward failed, why, and what most often is the cause."""
-        where = ", ".join(filter(None, (self.path, _find_line(error))))
-        text = f" ({where}): {_summary(error)}" if where else f": {_summary(error)}"
+        where = ", ".join(filter(None, (self.path, find_line(error))))
+        text = f" ({where}): {summarize(error)}" if where else f": {summarize(error)}"
         misread = isinstance(error, AttributeError | TypeError) and self.kind == "python"
         if isinstance(error, ModuleNotFoundError):
-            text += f". Fix: {_import_fix(error)}"
+            text += f". Fix: {import_fix(error)}"
         elif misread and "'NoneType'" in str(error):
             named = filter(batch.columns.__contains__, self.params.named_columns())
             if empty := [name for name in named if batch.columns[name][row] is None]:
                 return f"{text}. Fix: fill the column `{empty[0]}` there, or leave such rows out"
             text += ". Fix: test for None first: `re.search` finds nothing in most completions"
-        elif misread and batch.completions and not isinstance(batch.completions[row], str):
-            text += (
-                ". Fix: prompts are conversations here, so every completion is a list of messages; "
-                'read its text: `completion[-1]["content"]`'
-            )
-        elif misread and _TAKES_TEXT.search(str(error)):
-            text += ". Fix: prompts are plain text here, so every completion is a string: use it as it is"
-        elif isinstance(error, FileNotFoundError) and (name := _find_beside(error)):
+        elif misread and reads_completion(error, batch):
+            if isinstance(batch.completions[row], str):
+                text += ". Fix: prompts are plain text here, so every completion is a string: use it as it is"
+            else:
+                text += (
+                    ". Fix: prompts are conversations here, so every completion is a list of messages; "
+                    'read its text: `completion[-1]["content"]`'
+                )
+        elif isinstance(error, FileNotFoundError) and (name := find_beside(error)):
             text += (
                 f". Fix: it lies beside that file, and names start at the working folder: "
                 f"write `Path(__file__).parent / {name!r}`"
@@ -346,40 +334,6 @@ def _value_fault(value: float | None, weight: float) -> str:
     return ""
 
 
-def describe_build_failure(subject: str, error: BaseException) -> str:
-    """Return the message of a reward, tool or environment whose own code failed while it was imported."""
-    line, summary = _find_line(error), _summary(error).rstrip(".")
-    where = f" ({line})" if line else ""
-    head = f"{subject} could not be loaded{where}: {summary}. Fix: {_import_fix(error)}"
-    return "\n".join([head, *_trace(error)])
-
-
-def _find_line(error: BaseException) -> str:
-    """Return the file's name and the line of the user's code that failed; empty if it was elsewhere."""
-    frame = _own_frame(error)
-    return f"{Path(frame.filename).name}:{frame.lineno}" if frame else ""
-
-
-def _own_frame(error: BaseException) -> traceback.FrameSummary | None:
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame)]
-    own = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
-    return own[-1] if own else None
-
-
-def _find_beside(error: FileNotFoundError) -> str:
-    """Return the name of a missing file that is in the folder of the user's code; empty if it is not there."""
-    frame, name = _own_frame(error), error.filename
-    if frame is None or not isinstance(name, str):
-        return ""
-    return name if (Path(frame.filename).parent / name).exists() else ""
-
-
-def _import_fix(error: BaseException) -> str:
-    if isinstance(error, ImportError) and "relative import" in str(error):
-        return "import by the file's name alone, as its folder is on the path: `import helpers`"
-    return next(fix for type_, fix in _IMPORT_FIXES if isinstance(error, type_))
-
-
 def shorten(text: str, limit: int = _SHOWN) -> str:
     """Return the text; if it is longer than `limit`, without its middle."""
     if len(text) <= limit:
@@ -391,29 +345,6 @@ def _inputs(batch: Batch, row: int) -> list[str]:
     """Show values as the function got them: messages taken for text are the commonest mistake."""
     pairs = (("prompt", batch.prompts), ("completion", batch.completions))
     return [f"  {label}: {shorten(repr(values[row]))}" for label, values in pairs]
-
-
-def _summary(error: BaseException) -> str:
-    if isinstance(error, RewardError):
-        return str(error)
-    return traceback.format_exception_only(error)[-1].strip()
-
-
-def _trace(error: BaseException) -> list[str]:
-    """Return the traceback without our frames; empty for errors of our own."""
-    if isinstance(error, RewardError):
-        return []
-    whole = traceback.TracebackException.from_exception(error)
-    part: traceback.TracebackException | None = whole
-    while part is not None:
-        frames = [frame for frame in part.stack if _is_users(frame)]
-        part.stack = traceback.StackSummary.from_list(frames)
-        part = part.__cause__ or part.__context__
-    return "".join(whole.format()).rstrip().splitlines()
-
-
-def _is_users(frame: traceback.FrameSummary) -> bool:
-    return not frame.filename.startswith(_HIDDEN)
 
 
 def reward_columns(rows: Any, rewards: Sequence[Reward]) -> dict[str, list[Any]]:

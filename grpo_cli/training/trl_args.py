@@ -6,6 +6,7 @@ from typing import Any
 
 from trl import GRPOConfig
 
+from grpo_cli.checks.partners import is_reentrant
 from grpo_cli.errors import RunError
 from grpo_cli.models.vision import reads_images
 from grpo_cli.models.vllm_engine import model_length
@@ -48,7 +49,11 @@ def build_trl_args(recipe: Recipe, folder: RunFolder, *, cpu: bool) -> Any:
         # With 1, transformers (5.17, `Trainer._finalize_training`) removes the newest in the end, also if a stop
         # was requested.
         values["save_total_limit"] = 2
-    if reads_images(recipe.model):
+    if is_reentrant(recipe):
+        # Transformers (5.24) looks for unused parameters of a PEFT model, and a reentrant backward pass would
+        # then mark a parameter ready twice.
+        values.setdefault("ddp_find_unused_parameters", False)
+    elif reads_images(recipe.model):
         # TRL (1.16) sets it if prompts may have images; without, DDP would wait for the vision part's gradients.
         values.setdefault("ddp_find_unused_parameters", True)
     if cpu:

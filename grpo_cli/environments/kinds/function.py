@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from grpo_cli.environments.contract import EpisodeError, Tool, ToolParams, ToolSource
 from grpo_cli.issues import Issue
 from grpo_cli.user_code import Function, SourceError, find_name, load_name
+from grpo_cli.user_imports import find_missing_imports
 
 
 class FunctionToolParams(ToolParams):
@@ -56,12 +57,12 @@ class FunctionToolParams(ToolParams):
 
 
 def find_path_faults(path: str) -> list[Issue]:
-    """Report that a file, or the name in it, is missing; imports nothing."""
+    """Report that a file, the name in it, or what it imports is missing; imports nothing."""
     try:
         find_name(path)
     except SourceError as error:
         return [error.as_issue()]
-    return []
+    return find_missing_imports(path.rpartition(":")[0])
 
 
 def make_tool(function: Callable[..., Any]) -> Tool:

@@ -29,6 +29,7 @@ from grpo_cli.user_code import (
     signature_of,
     source_file,
 )
+from grpo_cli.user_imports import find_missing_imports
 
 if TYPE_CHECKING:
     import asyncio
@@ -47,8 +48,14 @@ TRL_PARAMETERS = (
 Source: `GRPOTrainer._calculate_rewards` (TRL 1.16).
 """
 _SINGULARS = {"prompt": "prompts", "completion": "completions"}
-_VERL = "solution_str"
-"""What verl calls a completion: its functions score one at a time."""
+_OTHER_TOOLS = {
+    "verl": ({"solution_str"}, "one text (`solution_str`)"),
+    "OpenRLHF": ({"queries", "labels"}, "prompt and completion as one text (`queries`)"),
+    "verifiers": ({"completion", "state"}, "one completion and the `state` of its rollout"),
+    "slime": ({"args", "sample"}, "one `sample`"),
+    "AReaL": ({"prompt", "completions", "prompt_ids"}, "one completion (`completions`)"),
+}
+"""Other tools, the arguments that their reward functions need, and what these get in place of a batch."""
 _CHANGES = frozenset("add append clear discard extend insert pop popleft setdefault update".split())
 """Methods that change a container."""
 _NOT_COPIED = frozenset({"trainer_state", "log_extra", "log_metric", "environments"})
@@ -106,9 +113,10 @@ class PythonParams(RewardParams):
 
     def required_columns(self) -> tuple[str, ...]:
         definition = self._definition()
-        required = dict.fromkeys(_required_names(signature_of(definition)))
-        if _VERL in required:
+        signature = signature_of(definition)
+        if _tool_of(signature):
             return ()  # `problems` tells
+        required = dict.fromkeys(_required_names(signature))
         required |= dict.fromkeys(_keys_read_first(definition))
         return tuple(name for name in required if not self._is_passed(name))
 
@@ -141,11 +149,15 @@ class PythonParams(RewardParams):
         except SourceError as error:
             return [Issue(error.seen, error.fix, "path")]
         call, required = f"{self.function}()", _required_names(signature)
-        if _VERL in required:
-            seen = f"{call} has the signature of verl: one text (`{_VERL}`), one score"
-            fix = f"write `def {self.function}(completions, answer, **kwargs)`, which returns a list of scores"
+        if tool := _tool_of(signature):
+            seen = f"{call} has the signature of {tool}, which passes {_OTHER_TOOLS[tool][1]}"
+            fix = (
+                f"write `def {self.function}(completions, answer, **kwargs)`, which returns a list of scores; "
+                "`answer` stands for a column of the dataset"
+            )
             return [Issue(seen, fix, "path")]
-        faults = [
+        faults = find_missing_imports(self.source)
+        faults += [
             Issue(f"{call} needs {name!r}, which TRL does not pass", f"name it {plural!r}", "path")
             for name, plural in _SINGULARS.items()
             if name in required and name not in self.kwargs
@@ -309,6 +321,15 @@ def _as_scores(values: Any) -> list[Score]:
 def _accepts(signature: inspect.Signature, name: str) -> bool:
     takes_any = any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values())
     return takes_any or name in signature.parameters
+
+
+def _tool_of(signature: inspect.Signature) -> str | None:
+    """Return the other tool that a reward function was written for; None if it takes what TRL passes."""
+    names = set(_required_names(signature))
+    # None of them passes completions as TRL does: a batch of them, with columns beside it.
+    tools = (tool for tool, (needed, _) in _OTHER_TOOLS.items() if needed <= names)
+    tool = next(tools, None)
+    return None if tool == "OpenRLHF" and "completions" in names else tool
 
 
 def _required_names(signature: inspect.Signature) -> list[str]:

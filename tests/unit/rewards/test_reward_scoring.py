@@ -160,6 +160,51 @@ def test_a_function_that_takes_messages_for_text_is_told_how_to_read_them(tmp_pa
     assert mine.score(Batch(["p"], ["A"]))[0].value == 1.0
 
 
+@pytest.mark.parametrize(
+    ("body", "reads_text"),
+    [
+        ("re.search('7', c)", True),
+        ("'a' + c", True),
+        ("c['content']", True),
+        ("c[0].lower()", True),
+        ("float(c)", True),
+        ("score(c)", True),
+        ("float(k)", False),
+        ("k.lower()", False),
+        ("1 + 'a'", False),
+        ("len(c) + [1]", False),
+        ("max(c, 3, key=None) if k is None else sum(k, c[0]['role'])", False),
+        ("list(zip(c, 3))", False),
+        ("sorted([c[0]['content'], k])", False),
+    ],
+)
+def test_only_a_completion_at_fault_is_explained_as_messages(tmp_path, body, reads_text):
+    source = f"""
+        import re
+        def score(text):
+            return text.split()
+        def f(completions, keys):
+            return [{body} for c, k in zip(completions, keys)]
+        """
+    batch = Batch(["p"], [[{"role": "assistant", "content": "a"}]], columns={"keys": [["x"]]})
+    with pytest.raises(RewardError) as caught:
+        own(tmp_path, source).score(batch)
+    assert ("list of messages" in str(caught.value)) is reads_text
+
+
+@pytest.mark.parametrize(
+    ("body", "reads_messages"),
+    [("c[0]['content']", True), ("[m['content'] for m in c]", True), ("c.get('role')", True),
+     ("k.get('role')", False), ("k['x']", False), ("float(k) + c", False)],
+)  # fmt: skip
+def test_only_a_completion_at_fault_is_explained_as_text(tmp_path, body, reads_messages):
+    source = f"def f(completions, keys): return [{body} for c, k in zip(completions, keys)]"
+    batch = Batch(["p"], ["ab"], columns={"keys": ["4"]})
+    with pytest.raises(RewardError) as caught:
+        own(tmp_path, source).score(batch)
+    assert ("plain text here" in str(caught.value)) is reads_messages
+
+
 def test_a_failure_of_the_whole_batch_says_so(tmp_path):
     mine = own(
         tmp_path,

@@ -1,0 +1,340 @@
+"""Settings that act only beside others: which ones, and what is missing.
+
+Source: where trl 1.16 and transformers 5.24 read each field; `tests/unit/checks/test_partners.py` compares.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from grpo_cli.checks.settings import default_of, read_setting
+from grpo_cli.errors import nearest
+from grpo_cli.issues import Issue, Level
+from grpo_cli.models.source import read_config
+from grpo_cli.recipe.grpo_fields import key_in_home
+from grpo_cli.recipe.recipe import Recipe
+
+Holds = Callable[[Recipe, int], bool]
+"""Whether something holds for a recipe and its number of processes."""
+
+
+class Partner(NamedTuple):
+    """Settings that act only beside another one."""
+
+    fields: str
+    """`GRPOConfig`'s names."""
+    acts: Holds
+    why: str
+    """Why they do not act otherwise; `{name}` stands for the value of a setting."""
+    fix: str = ""
+    """What makes them act; empty if that is another training."""
+    level: Level = "warning"
+    """An error if training fails with them."""
+
+
+def _beside(fields: str, other: str, *values: Any, level: Level = "warning") -> Partner:
+    """Return settings that act only beside these values of another field of `GRPOConfig`."""
+    key = key_in_home(other)
+    return Partner(
+        fields,
+        lambda recipe, processes: read_setting(recipe, other) in values,
+        f"`{key.rpartition('.')[2]}` is {{{other}}}",
+        f"set `{key}: {str(values[0]).lower()}`",
+        level,
+    )
+
+
+def _show(value: Any) -> str:
+    return f"`{value}`" if isinstance(value, str) else str(value).lower()
+
+
+def _has_workers(recipe: Recipe, processes: int) -> bool:
+    return bool(read_setting(recipe, "dataloader_num_workers"))
+
+
+def _optimizer(names: str, *, acts: bool = True) -> Holds:
+    """Return whether the optimizer's name holds one of some parts."""
+    parts = names.split()
+    return lambda recipe, _: (
+        acts is any(part in str(read_setting(recipe, "optim")) for part in parts)
+    )
+
+
+def _is_off_policy(recipe: Recipe, processes: int) -> bool:
+    generation, accumulated = recipe.generation, recipe.training.gradient_accumulation_steps
+    return (
+        recipe.training.num_iterations > 1
+        or generation.generation_batch_size is not None
+        or (generation.steps_per_generation or 1) > accumulated
+        or generation.backend == "vllm"
+    )
+
+
+def _has_best(recipe: Recipe, processes: int) -> bool:
+    return (
+        recipe.loads_best
+        or recipe.training.early_stopping is not None
+        or read_setting(recipe, "save_strategy") == "best"
+        or read_setting(recipe, "lr_scheduler_type") in _BY_METRIC
+    )
+
+
+def _is_many(recipe: Recipe, processes: int) -> bool:
+    return processes > 1
+
+
+def _is_ddp(recipe: Recipe, processes: int) -> bool:
+    launch = recipe.launch
+    return launch.accelerate_config is not None or (
+        processes > 1 and launch.strategy in ("auto", "ddp")
+    )
+
+
+_EVALUATES = ("steps", "epoch")
+_CLIPPED = ("dapo", "grpo", "bnpo", "dr_grpo", "luspo")
+"""Losses that clip probability ratios on both sides."""
+_BY_METRIC = ("reduce_lr_on_plateau", "greedy")
+"""Schedulers that read a metric of an evaluation."""
+_WORKERS = "`dataloader_num_workers` is 0", "set `training.dataloader_num_workers: 1`"
+_UNREAD = "the optimizer {optim} does not read it"
+
+PARTNERS = (
+    _beside("eval_steps", "eval_strategy", "steps"),
+    _beside("eval_delay num_generations_eval", "eval_strategy", *_EVALUATES),
+    _beside("eval_on_start", "eval_strategy", *_EVALUATES, level="error"),
+    _beside("save_steps", "save_strategy", "steps"),
+    _beside("save_total_limit save_only_model", "save_strategy", "steps", "epoch", "best"),
+    _beside("gradient_checkpointing_kwargs", "gradient_checkpointing", True),
+    _beside("ref_model_mixup_alpha ref_model_sync_steps", "sync_ref_model", True),
+    _beside("sapo_temperature_neg sapo_temperature_pos", "loss_type", "sapo"),
+    _beside("vespo_k_pos vespo_k_neg vespo_lambda_pos vespo_lambda_neg", "loss_type", "vespo"),
+    _beside("delta", "loss_type", *_CLIPPED),
+    _beside("epsilon epsilon_high", "loss_type", *_CLIPPED, "cispo"),
+    _beside("entropy_coef_min entropy_coef_max", "use_adaptive_entropy", True),
+    _beside("entropy_coef_delta entropy_target", "use_adaptive_entropy", True),
+    _beside("liger_kernel_config", "use_liger_kernel", True),
+    _beside(
+        "vllm_importance_sampling_mode vllm_importance_sampling_clip_max vllm_importance_sampling_clip_min",
+        "vllm_importance_sampling_correction",
+        True,
+    ),
+    Partner(
+        "num_train_epochs",
+        lambda recipe, _: recipe.training.max_steps <= 0,
+        "`max_steps` is {max_steps}",
+        "set `training.max_steps: -1`",
+    ),
+    Partner(
+        "use_bias_correction_kl",
+        lambda recipe, _: bool(recipe.kl_weight),
+        "`beta` is 0, so there is no KL term",
+        "set `training.beta: 0.04`",
+    ),
+    Partner(
+        "metric_for_best_model greater_is_better",
+        _has_best,
+        "nothing looks for the best model",
+        "set `training.load_best_model_at_end: true`",
+    ),
+    Partner(
+        "off_policy_mask_threshold",
+        _is_off_policy,
+        "each batch is learned from once, by the weights that sampled it",
+        "set `training.num_iterations: 2`",
+    ),
+    Partner("dataloader_in_order", _has_workers, *_WORKERS),
+    Partner("dataloader_prefetch_factor", _has_workers, *_WORKERS, "error"),
+    Partner(
+        "dataloader_persistent_workers dataloader_multiprocessing_context",
+        _has_workers,
+        *_WORKERS,
+        "error",
+    ),
+    Partner(
+        "adam_beta1 adam_beta2",
+        _optimizer("sgd adagrad rmsprop adafactor galore lomo grokadamw", acts=False),
+        _UNREAD,
+    ),
+    Partner(
+        "adam_epsilon",
+        _optimizer("sgd adagrad rmsprop adafactor galore lomo grokadamw lion", acts=False),
+        _UNREAD,
+    ),
+    Partner(
+        "optim_args",
+        _optimizer(
+            "sgd adagrad rmsprop ademamix galore apollo anyprecision grok torch_4bit torch_8bit free stable"
+        ),
+        _UNREAD,
+    ),
+    Partner("optim_target_modules", _optimizer("galore apollo"), _UNREAD),
+    Partner(
+        "warmup_steps",
+        lambda recipe, _: (
+            read_setting(recipe, "lr_scheduler_type") not in ("constant", *_BY_METRIC)
+        ),
+        "the scheduler {lr_scheduler_type} has no warm-up",
+        "set `training.lr_scheduler_type: constant_with_warmup`",
+    ),
+    Partner(
+        "cache_implementation",
+        lambda recipe, _: recipe.generation.backend == "transformers",
+        "completions are sampled by {backend}",
+        "set `generation.backend: transformers`",
+    ),
+    Partner(
+        "transformers_continuous_batching_config",
+        lambda recipe, _: recipe.generation.backend == "transformers_continuous_batching",
+        "completions are sampled by {backend}",
+        "set `generation.backend: transformers_continuous_batching`",
+    ),
+    Partner(
+        "top_p top_k min_p repetition_penalty generation_kwargs",
+        lambda recipe, _: recipe.is_sampled,
+        "a training on scored data samples nothing",
+    ),
+    Partner(
+        "ds3_gather_for_generation",
+        lambda recipe, _: (
+            recipe.launch.strategy == "zero3" or bool(recipe.launch.accelerate_config)
+        ),
+        "`launch.strategy` is {strategy}",
+        "set `launch.strategy: zero3`",
+    ),
+    Partner(
+        "ddp_bucket_cap_mb ddp_broadcast_buffers ddp_static_graph ddp_find_unused_parameters",
+        _is_ddp,
+        "it is for several processes with `launch.strategy: ddp`",
+    ),
+    Partner("ddp_backend ddp_timeout log_level_replica", _is_many, "there is one process"),
+    Partner(
+        "log_on_each_node save_on_each_node",
+        lambda recipe, _: recipe.launch.num_machines > 1,
+        "there is one machine",
+    ),
+    Partner(
+        "trackio_space_id trackio_bucket_id trackio_static_space_id",
+        lambda recipe, _: not {"trackio", "all"}.isdisjoint(recipe.logging.report_to),
+        "`report_to` does not name `trackio`",
+        "set `logging.report_to: trackio`",
+    ),
+    Partner(
+        "run_name project",
+        lambda recipe, _: bool(recipe.logging.report_to),
+        "there is no tracker",
+        "set `logging.report_to: tensorboard`, or another tracker",
+    ),
+)
+"""Every field of `GRPOConfig` that only acts beside another one."""
+
+_MIN_LR = frozenset({"num_cycles", "min_lr", "min_lr_rate"})
+SCHEDULERS: dict[str, frozenset[str]] = {
+    "linear": frozenset(),
+    "constant": frozenset(),
+    "constant_with_warmup": frozenset(),
+    "cosine": frozenset({"num_cycles"}),
+    "cosine_with_restarts": frozenset({"num_cycles"}),
+    "polynomial": frozenset({"lr_end", "power"}),
+    "inverse_sqrt": frozenset({"timescale"}),
+    "cosine_with_min_lr": _MIN_LR,
+    "cosine_warmup_with_min_lr": _MIN_LR | {"warmup_lr_rate"},
+    "warmup_stable_decay": frozenset(
+        "num_decay_steps num_stable_steps warmup_type decay_type min_lr_ratio num_cycles".split()
+    ),
+}
+"""What `lr_scheduler_kwargs` may hold for each scheduler; those of `_BY_METRIC` hand it on to PyTorch."""
+
+
+def check_partners(recipe: Recipe, processes: int, steps: int | None) -> Iterator[Issue]:
+    """Find settings that nothing reads because of other ones, and settings that lack what they need.
+
+    Args:
+        recipe: The recipe.
+        processes: Of the training.
+        steps: Its optimizer steps; None if they are not known.
+    """
+    # Asynchronous training has settings of its own, which `check_async` knows.
+    for partner in PARTNERS if recipe.training.mode == "sync" else ():
+        if not partner.acts(recipe, processes):
+            yield from _report(recipe, partner)
+    yield from _check_scheduler(recipe, steps)
+    yield from _check_needed(recipe)
+    yield from _check_reentrant(recipe, processes)
+
+
+def _report(recipe: Recipe, partner: Partner) -> Iterator[Issue]:
+    values = {"backend": recipe.generation.backend, "strategy": recipe.launch.strategy}
+    words = set(re.findall(r"\{(\w+)\}", partner.why)) - values.keys()
+    values |= {word: read_setting(recipe, word) for word in words}
+    why = partner.why.format(**{name: _show(value) for name, value in values.items()})
+    effect = "fails" if partner.level == "error" else "has no effect"
+    fix = f"{partner.fix}, or remove it" if partner.fix else "remove it"
+    for name in partner.fields.split():
+        # A resolved recipe holds the defaults too.
+        if read_setting(recipe, name) != default_of(name):
+            yield Issue(f"{effect}: {why}", fix, key_in_home(name), level=partner.level)
+
+
+def _check_scheduler(recipe: Recipe, steps: int | None) -> Iterator[Issue]:
+    """Find schedulers without what they need, and arguments that they do not take.
+
+    Source: transformers 5.24, `transformers.optimization`.
+    """
+    name = str(read_setting(recipe, "lr_scheduler_type"))
+    given = read_setting(recipe, "lr_scheduler_kwargs") or {}
+    path = f"training.lr_scheduler_{'kwargs' if given else 'type'}"
+    if name in _BY_METRIC and recipe.training.eval_strategy == "no":
+        seen = f"`{name}` reads a metric of evaluations, and `eval_strategy` is `no`"
+        fix = "set `training.eval_strategy: steps`, or another scheduler"
+        yield Issue(seen, fix, "training.lr_scheduler_type")
+    if name not in SCHEDULERS or not isinstance(given, dict):
+        return
+    known = SCHEDULERS[name]
+    for key in given.keys() - known:
+        takes = f"it takes {', '.join(sorted(known))}" if known else "it takes none"
+        close = nearest(key, known)
+        fix = f"write `{close}`" if close else f"remove it; {takes}"
+        yield Issue(f"`{name}` has no argument `{key}`", fix, f"{path}.{key}")
+    least = given.keys() & {"min_lr", "min_lr_rate"}
+    if "min_lr_rate" in known and len(least) != 1:
+        seen = f"`{name}` needs one of `min_lr` and `min_lr_rate`, where the learning rate ends"
+        fix = "add `lr_scheduler_kwargs: {min_lr_rate: 0.1}`, a tenth of the learning rate"
+        yield Issue(f"{seen} (got both)" if least else seen, "remove one" if least else fix, path)
+    if "num_decay_steps" in known and "num_decay_steps" not in given:
+        seen = f"`{name}` needs `num_decay_steps`, the steps in which the learning rate falls at the end"
+        tenth = max((steps or 100) // 10, 1)
+        yield Issue(seen, f"add `lr_scheduler_kwargs: {{num_decay_steps: {tenth}}}`", path)
+
+
+def _check_needed(recipe: Recipe) -> Iterator[Issue]:
+    """Find optimizers and losses without what they need."""
+    optimizer = str(read_setting(recipe, "optim"))
+    projects = "galore" in optimizer or "apollo" in optimizer
+    if projects and not read_setting(recipe, "optim_target_modules"):
+        seen = f"is needed with `optim: {optimizer}`: the modules whose gradients it projects"
+        fix = "set `training.optim_target_modules: all-linear`"
+        yield Issue(seen, fix, "training.optim_target_modules")
+    config = read_config(recipe.model)
+    if read_setting(recipe, "router_aux_loss_coef") and config and "expert" not in str(config):
+        seen = "weighs the routing loss of a mixture of experts, and this model has no experts"
+        yield Issue(seen, "remove it", "training.router_aux_loss_coef")
+
+
+def _check_reentrant(recipe: Recipe, processes: int) -> Iterator[Issue]:
+    """Find checkpointing that fails in the first backward pass of several processes.
+
+    Source: torch 2.13, `DistributedDataParallel`: a reentrant backward pass marks parameters ready twice.
+    """
+    looks = read_setting(recipe, "ddp_find_unused_parameters")
+    if processes > 1 and looks and is_reentrant(recipe):
+        seen = (
+            "with `ddp_find_unused_parameters`, the first backward pass of several processes fails"
+        )
+        fix = "set `use_reentrant: false`, or remove `training.ddp_find_unused_parameters`"
+        yield Issue(seen, fix, "training.gradient_checkpointing_kwargs.use_reentrant")
+
+
+def is_reentrant(recipe: Recipe) -> bool:
+    """Return whether activations are computed again in a backward pass inside the backward pass."""
+    options = read_setting(recipe, "gradient_checkpointing_kwargs") or {}
+    return bool(read_setting(recipe, "gradient_checkpointing") and options.get("use_reentrant"))
