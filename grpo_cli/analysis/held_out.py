@@ -9,15 +9,18 @@ from typing import Any
 
 from grpo_cli.analysis.metrics import (
     GAP,
+    LOGGED,
     RANKING,
     Metric,
     PerPrompt,
+    add_logged,
     compare,
     flatten_summary,
     per_prompt,
     rank_by_prompt,
     read_ranked,
     say_difference,
+    subtract_logged,
     summarize,
 )
 from grpo_cli.analysis.samples import ScoredCompletion, as_scored, group_by_row
@@ -45,11 +48,13 @@ class Measurement:
     values: dict[str, PerPrompt]
     size: int
     """Completions a prompt."""
+    logged: dict[str, float] = field(default_factory=dict)
+    """What rewards logged of all completions together."""
 
     @cached_property
     def metrics(self) -> dict[str, Metric]:
         """The mean of each metric with its 95 % interval."""
-        return summarize(self.values, self.size)
+        return add_logged(summarize(self.values, self.size), self.logged, len(self.prompts))
 
     def settings(self) -> dict[str, Any]:
         """Return what may explain a difference besides the models."""
@@ -76,7 +81,8 @@ def read_measurement(run: Run, when: When = "after") -> Measurement | str:
         values = _score(run, groups, when)
     except (KeyError, TypeError):
         return f"{path} is of an earlier version, or of other rewards"
-    return Measurement(run, _number_prompts(groups), values, min(map(len, groups)))
+    logged = run.measured(when).get(LOGGED) or {}
+    return Measurement(run, _number_prompts(groups), values, min(map(len, groups)), logged)
 
 
 def _score(
@@ -166,7 +172,8 @@ def _change(before: Measurement | str, after: Measurement | str) -> dict[str, Me
     # A run that was forced to resume with other rows has measured other prompts.
     if isinstance(before, str) or isinstance(after, str) or before.prompts != after.prompts:
         return {}
-    return compare(before.values, after.values)
+    changes = subtract_logged(before.logged, after.logged)
+    return add_logged(compare(before.values, after.values), changes, len(before.prompts))
 
 
 def _from_summary(summary: Mapping[str, Any]) -> dict[str, Metric]:

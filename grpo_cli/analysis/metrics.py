@@ -37,6 +37,9 @@ OF_ALL = ("completion_length", "clipped", GAP)
 _SHARES = ("accuracy/", "pass@", "maj@", "clipped", "valid_calls", "failed_calls", "cut_off_")
 _COUNTS = ("turns", "calls", "tool_seconds")
 _NO_PROMPT = "it applies to no prompt"
+LOGGED = "logged"
+"""The entry of a measurement that holds the metrics that rewards log."""
+_OVER_ALL = "a reward logs it of all completions together"
 
 
 @dataclass(frozen=True)
@@ -122,7 +125,7 @@ def flatten_summary(summary: Mapping[str, Any]) -> dict[str, float | None]:
     values = {name: summary[name] for name in ("reward", *OF_ALL) if name in summary}
     for kind in ("accuracy", "rewards"):
         values |= {f"{kind}/{name}": value for name, value in summary.get(kind, {}).items()}
-    return values
+    return {**summary.get(LOGGED, {}), **values}
 
 
 def metric_names(
@@ -217,6 +220,14 @@ def summarize(values: Mapping[str, PerPrompt], size: int) -> dict[str, Metric]:
     return {name: _mean(name, list(rows.values()), size) for name, rows in values.items()}
 
 
+def add_logged(
+    metrics: Mapping[str, Metric], logged: Mapping[str, float], prompts: int
+) -> dict[str, Metric]:
+    """Return metrics, and those that rewards log of a whole evaluation: one number each, without an interval."""
+    own = {name: Metric(value, None, None, prompts, _OVER_ALL) for name, value in logged.items()}
+    return {**metrics, **{name: each for name, each in own.items() if name not in metrics}}
+
+
 def _mean(name: str, values: list[float], size: int) -> Metric:
     if not values:
         return Metric(None, None, None, 0, _NO_PROMPT)
@@ -236,6 +247,11 @@ def _metric(value: float, interval: Interval, prompts: int) -> Metric:
 def compare(before: Mapping[str, PerPrompt], after: Mapping[str, PerPrompt]) -> dict[str, Metric]:
     """Return the paired difference `after - before` of each metric that both have, over the same prompts."""
     return {name: _compare(before[name], after[name]) for name in before if name in after}
+
+
+def subtract_logged(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
+    """Return the difference `after - before` of each metric that rewards log in both."""
+    return {name: after[name] - before[name] for name in before if name in after}
 
 
 def _compare(before: PerPrompt, after: PerPrompt) -> Metric:

@@ -1,13 +1,16 @@
 """Sampled completions with the scores of every reward."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from grpo_cli.data.mixing import SOURCE
 from grpo_cli.recipe.dataset import IMAGES
-from grpo_cli.rewards.contract import EPISODE, NO_TRAINER, Batch
-from grpo_cli.rewards.scoring import Reward, weighted_sum
+from grpo_cli.rewards.contract import EPISODE, Batch
+from grpo_cli.rewards.scoring import Reward, as_float, weighted_sum
 
 if TYPE_CHECKING:
     from grpo_cli.fast.completions import Completion
@@ -45,21 +48,86 @@ class ScoredCompletion:
     """The source of its row, if rows have one."""
 
 
+class MetricLog:
+    """Collects the metrics that rewards log of completions, as TRL's `log_metric` does."""
+
+    def __init__(self) -> None:
+        self.rewards: set[str] = set()
+        """Names of those that log some."""
+        self.batches: list[Batch] = []
+        """The completions that were scored."""
+        self._values: dict[str, list[float]] = {}
+
+    def add(self, reward: str, name: str, value: Any) -> None:
+        """Take a value; other values than numbers count nothing, as NaN does in TRL."""
+        self.rewards.add(reward)
+        number = as_float(value)
+        values = self._values.setdefault(name, [])
+        if number is not None and not math.isnan(number):
+            values.append(number)
+
+    def means(self) -> dict[str, float]:
+        """Return each metric: the mean of its values, as in TRL."""
+        return {name: fmean(values) for name, values in self._values.items() if values}
+
+
+def score_batch(
+    rewards: Sequence[Reward], batch: Batch, seed: int, log: MetricLog | None = None
+) -> list[list[Any]]:
+    """Return the `Score`s of a batch by reward; `log` collects the metrics that rewards log of it.
+
+    Raises:
+        RewardError: A reward fails, and its `on_error` is `raise`.
+    """
+    if log is not None:
+        log.batches.append(batch)
+    by_reward = []
+    for reward in rewards:
+        extra = {} if log is None else {"log_metric": partial(log.add, reward.name)}
+        own = replace(batch, seed=f"{seed}:{reward.name}", extra={**batch.extra, **extra})
+        by_reward.append(reward.score(own))
+    return by_reward
+
+
+def log_over_all(
+    rewards: Sequence[Reward], names: Collection[str], batches: Sequence[Batch], seed: int
+) -> dict[str, float]:
+    """Return the metrics that rewards log of a whole evaluation, in one call with all of its completions.
+
+    Args:
+        names: Of the rewards that log metrics.
+        batches: The completions, with the same columns in each; no row is in two of them.
+    """
+    log = MetricLog()
+    logging = [reward for reward in rewards if reward.name in names]
+    if logging and batches:
+        score_batch(logging, Batch.join(batches), seed, log)
+    return log.means()
+
+
 def score_samples(
     rewards: Sequence[Reward],
     columns: dict[str, list[Any]],
     sampled: "Sequence[Sequence[Completion]]",
     seed: int = 0,
+    log: MetricLog | None = None,
 ) -> list[ScoredCompletion]:
-    """Score completions of the rows of a dataset.
+    """Score completions of the rows of a dataset; see `score_batch` for what it raises.
 
     Args:
         columns: The rows, `prompt` and `row_id` among their columns.
         sampled: For each row, its completions.
-
-    Raises:
-        RewardError: A reward fails, and its `on_error` is `raise`.
+        log: Collects the metrics that rewards log.
     """
+    batch = make_batch(columns, sampled)
+    by_reward = score_batch(rewards, batch, seed, log)
+    return _as_scored(rewards, batch, columns["prompt"], sampled, by_reward)
+
+
+def make_batch(
+    columns: Mapping[str, list[Any]], sampled: "Sequence[Sequence[Completion]]"
+) -> Batch:
+    """Return completions of the rows of a dataset as rewards get them."""
     flat = [(index, completion) for index, group in enumerate(sampled) for completion in group]
     repeated = {name: [values[index] for index, _ in flat] for name, values in columns.items()}
     prompts = repeated.pop("prompt")
@@ -68,7 +136,7 @@ def score_samples(
     if any(completion.images is not None for _, completion in flat):
         repeated[IMAGES] = [list(completion.images or ()) for _, completion in flat]
     chat = bool(prompts) and isinstance(prompts[0], list)
-    batch = Batch(
+    return Batch(
         prompts=[c.prompt or prompt for (_, c), prompt in zip(flat, prompts, strict=True)],
         completions=[
             list(c.messages) or ([{"role": "assistant", "content": c.text}] if chat else c.text)
@@ -76,9 +144,17 @@ def score_samples(
         ],
         completion_ids=[list(c.token_ids) for _, c in flat],
         columns=repeated,
-        extra={"trainer_state": NO_TRAINER},
     )
-    by_reward = [reward.score(replace(batch, seed=f"{seed}:{reward.name}")) for reward in rewards]
+
+
+def _as_scored(
+    rewards: Sequence[Reward],
+    batch: Batch,
+    prompts: Sequence[Any],
+    sampled: "Sequence[Sequence[Completion]]",
+    by_reward: Sequence[Sequence[Any]],
+) -> list[ScoredCompletion]:
+    flat = [(index, completion) for index, group in enumerate(sampled) for completion in group]
     names, weights = [each.name for each in rewards], [each.weight for each in rewards]
     judges = [each for each in rewards if each.right_answer is not None]
     scored = []
@@ -88,8 +164,8 @@ def score_samples(
         scored.append(
             ScoredCompletion(
                 group=group,
-                row=repeated["row_id"][place],
-                prompt=completion.prompt or prompts[place],
+                row=batch.columns["row_id"][place],
+                prompt=completion.prompt or prompts[group],
                 text=completion.text,
                 tokens=len(completion.token_ids),
                 clipped=completion.clipped,
@@ -100,10 +176,42 @@ def score_samples(
                 total=weighted_sum(weights, [score.value for score in scores]),
                 messages=completion.messages,
                 episode=completion.episode,
-                source=repeated[SOURCE][place] if SOURCE in repeated else None,
+                source=batch.columns[SOURCE][place] if SOURCE in batch.columns else None,
             )
         )
     return scored
+
+
+def batch_of_scored(
+    records: Sequence[Mapping[str, Any]], columns: Mapping[str, Sequence[Any]]
+) -> Batch:
+    """Return scored completions that were written as rewards get them.
+
+    Args:
+        records: As `asdict` gives them; their `token_ids`, if each has some, are those of the completions.
+        columns: Of all rows, `prompt` and `row_id` among them.
+    """
+    places = {row: place for place, row in enumerate(columns["row_id"])}
+    rows = [places[record["row"]] for record in records]
+    own = {name: [values[row] for row in rows] for name, values in columns.items()}
+    prompts = own.pop("prompt")
+    if any(record["episode"] for record in records):
+        own[EPISODE] = [record["episode"] for record in records]
+    chat = bool(prompts) and isinstance(prompts[0], list)
+    ids = [record["token_ids"] for record in records if "token_ids" in record]
+    return Batch(
+        prompts=[
+            record["prompt"] if record["episode"] else prompt
+            for record, prompt in zip(records, prompts, strict=True)
+        ],
+        completions=[
+            list(record["messages"])
+            or ([{"role": "assistant", "content": record["text"]}] if chat else record["text"])
+            for record in records
+        ],
+        completion_ids=ids if len(ids) == len(records) else None,
+        columns=own,
+    )
 
 
 def as_scored(record: dict[str, Any]) -> ScoredCompletion:

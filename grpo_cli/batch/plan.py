@@ -139,7 +139,7 @@ class BatchPlan:
     eval_completions: int | None = None
     """Completions sampled in one evaluation, repeats included."""
     eval_repeated_prompts: int | None = None
-    """Prompts repeated to fill the last batch of several processes; the metrics count them."""
+    """Prompts repeated to fill the last batch of several processes; the metrics count each prompt once."""
 
 
 def plan_batch(inputs: BatchInputs) -> BatchPlan:

@@ -1,5 +1,6 @@
 """From a recipe or flags to the numbers of the batch arithmetic."""
 
+import math
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from grpo_cli.machine import (
     read_hardware,
     resolve_num_processes,
 )
+from grpo_cli.rewards.contract import RewardContext
 
 if TYPE_CHECKING:
     from grpo_cli.recipe.recipe import Recipe
@@ -44,6 +46,26 @@ def batch_inputs(
         evaluates=training.eval_strategy != "no" and recipe.is_sampled,
         eval_dataset_size=eval_prompts,
     )
+
+
+def reward_context(
+    recipe: "Recipe", device: str = "cpu", train_rows: int | None = None
+) -> RewardContext:
+    """Return what rewards may know about a recipe.
+
+    Args:
+        device: Of rewards that are models.
+        train_rows: Prompts of an epoch, which say how many steps are planned if `max_steps` does not; None if they
+            are not known.
+    """
+    training, processes = recipe.training, resolve_num_processes(recipe, read_hardware())
+    plan = plan_batch(batch_inputs(recipe, processes, train_rows))
+    steps = training.max_steps if training.max_steps > 0 else plan.total_optimizer_steps or 1
+    epochs = training.num_train_epochs
+    if training.max_steps > 0 and plan.optimizer_steps_per_epoch:
+        epochs = steps / plan.optimizer_steps_per_epoch
+    length = recipe.generation.max_completion_length
+    return RewardContext(length, device, steps, math.ceil(epochs))
 
 
 def plan_from_flags(

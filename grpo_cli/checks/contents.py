@@ -128,7 +128,9 @@ _REWARDS = KindRegistry("reward kind", RewardConfig, find_kind, kind_names)
 def check_rewards(loaded: LoadedRecipe, problems: list[Issue]) -> dict[int, RewardParams]:
     """Validate each reward's parameters against its kind; return those that are right, by index."""
     valid: dict[int, RewardParams] = {}
-    context = reward_context(loaded.recipe) if loaded.recipe is not None else None
+    context = None
+    if loaded.recipe is not None:
+        context = RewardContext(loaded.recipe.generation.max_completion_length)
     for at, entry in kind_entries(loaded, "rewards"):
         params = read_params(loaded, at, entry, _REWARDS, problems)
         if params is not None and len(at) == 2:
@@ -167,11 +169,6 @@ def _check_range(config: RewardConfig, params: RewardParams, path: str) -> Itera
             f"{path}.weight",
             level="warning",
         )
-
-
-def reward_context(recipe: Recipe, device: str = "cpu") -> RewardContext:
-    """Return what rewards may know about a recipe."""
-    return RewardContext(recipe.generation.max_completion_length, device)
 
 
 # --- data --------------------------------------------------------------------------------------

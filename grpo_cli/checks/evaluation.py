@@ -305,11 +305,14 @@ def check_metrics(recipe: Recipe) -> Iterator[Issue]:
 
 def _evaluated_metrics(recipe: Recipe) -> Iterator[str]:
     of_rewards = (REWARD, REWARD_STD, FRAC_ZERO_STD)
-    yield from _EVALUATED if recipe.rewards else _EVALUATED.difference(of_rewards)
+    generation = recipe.generation
+    has_groups = (generation.num_generations_eval or generation.num_generations) > 1
+    missing = {*(() if recipe.rewards else of_rewards), *(() if has_groups else (FRAC_ZERO_STD,))}
+    yield from _EVALUATED - missing
     for name in name_rewards(recipe.rewards):
         yield from (f"rewards/{name}/{what}" for what in ("mean", "std"))
     for source in recipe.dataset.shares:
-        yield from (f"sources/{source}/{what}" for what in (REWARD, FRAC_ZERO_STD))
+        yield from (f"sources/{source}/{what}" for what in {REWARD, FRAC_ZERO_STD} - missing)
 
 
 def _held_out_metrics(recipe: Recipe) -> Iterator[str]:

@@ -3,7 +3,7 @@
 import json
 import shutil
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 from grpo_cli.analysis.samples import ScoredCompletion
 from grpo_cli.errors import ExitCode, GrpoError, RunError, SetupError, UsageError
 from grpo_cli.eval.request import EvalOptions, EvalRequest
-from grpo_cli.runs.files import SCHEMA_VERSION, lock_folder, write_json, write_text
+from grpo_cli.runs.files import SCHEMA_VERSION, lock_folder, read_object, write_json, write_text
 from grpo_cli.runs.folder import RunFolder, claim_folder, unwritable
 from grpo_cli.runs.metrics import RecordTail
 
@@ -56,6 +56,8 @@ class EvalFolder:
         """Split, rows and fingerprint of the data that is measured on."""
         self.samples = path / "samples"
         """Every completion with its scores: a file for each subject and process."""
+        self.logged = path / "logged.json"
+        """Metrics that rewards log of all completions together, by subject."""
         self.result = path / "result.json"
         """Metrics, intervals and the verdict; written last."""
         self.log = path / "workers.log"
@@ -113,13 +115,27 @@ class EvalFolder:
         chunk: Chunk,
         seconds: float,
         scored: Sequence[ScoredCompletion],
+        logged_by: Collection[str] = (),
+        token_ids: Sequence[Sequence[int]] | None = None,
     ) -> None:
-        """Append one chunk, which took so many seconds to sample, in one write."""
+        """Append one chunk in one write.
+
+        Args:
+            seconds: Spent on sampling it.
+            logged_by: Rewards that log metrics.
+            token_ids: Of each completion, if a reward reads them.
+        """
         of_chunk = {"chunk": chunk.number, "chunk_size": len(scored), "chunk_s": seconds}
+        records: list[dict[str, Any]] = [{**asdict(each), **of_chunk} for each in scored]
+        if logged_by:
+            records = [{**each, "logged_by": sorted(logged_by)} for each in records]
+        if token_ids is not None:
+            pairs = zip(records, token_ids, strict=True)
+            records = [{**each, "token_ids": [*ids]} for each, ids in pairs]
         # A lone surrogate, which UTF-8 cannot hold, is written as JSON's own escape of it.
         file = self.samples / f"{subject}.{rank}.jsonl"
         with file.open("a", encoding="utf-8", errors="backslashreplace") as out:
-            out.write(_as_lines({**asdict(each), **of_chunk} for each in scored))
+            out.write(_as_lines(records))
 
     def read_chunks(self, subject: str) -> dict[int, list[dict[str, Any]]]:
         """Return the complete chunks of a subject by number, as `append` wrote them."""
@@ -132,6 +148,11 @@ class EvalFolder:
             for number, records in chunks.items()
             if len(records) == records[0]["chunk_size"]
         }
+
+    def read_logged(self, subject: str) -> dict[str, float]:
+        """Return the metrics that rewards logged of a subject."""
+        logged = read_object(self.logged).get(subject)
+        return dict(logged) if isinstance(logged, dict) else {}
 
     def count_samples(self, subject: str) -> int:
         """Return how many samples of a subject there are so far."""

@@ -11,12 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from grpo_cli.analysis.metrics import (
+    Metric,
     PerPrompt,
+    add_logged,
     compare,
     metric_names,
     per_prompt,
     primary_metric,
     say_difference,
+    subtract_logged,
     summarize,
 )
 from grpo_cli.analysis.samples import ScoredCompletion, as_scored, group_by_row
@@ -46,6 +49,8 @@ class Measured:
     values: dict[str, PerPrompt]
     seconds: float
     """Spent on sampling, by all processes together."""
+    logged: dict[str, float]
+    """What rewards logged of all completions together."""
 
     @property
     def tokens(self) -> int:
@@ -54,7 +59,7 @@ class Measured:
 
     def as_json(self, samples: int) -> dict[str, Any]:
         """Return the subject's numbers as the result holds them."""
-        metrics = summarize(self.values, samples)
+        metrics = add_logged(summarize(self.values, samples), self.logged, len(self.groups))
         return {
             "prompts": len(self.groups),
             "completions": sum(map(len, self.groups)),
@@ -66,6 +71,11 @@ class Measured:
             ),
             "metrics": {name: metric.as_json() for name, metric in metrics.items()},
         }
+
+    def change_from(self, baseline: "Measured") -> dict[str, Metric]:
+        """Return the difference of each metric that both have, paired by prompt."""
+        changes = subtract_logged(baseline.logged, self.logged)
+        return add_logged(compare(baseline.values, self.values), changes, len(self.groups))
 
 
 def read_measured(folder: EvalFolder, subject: str, recipe: Recipe) -> Measured:
@@ -80,6 +90,7 @@ def read_measured(folder: EvalFolder, subject: str, recipe: Recipe) -> Measured:
         right,
         per_prompt(groups, right, recipe.dataset.shares),
         sum(chunk[0]["chunk_s"] for chunk in chunks),
+        folder.read_logged(subject),
     )
 
 
@@ -103,7 +114,7 @@ def finish(
     for name, each in measured.items():
         _check_complete(name, each, request.samples, data["rows"])
     differences = {
-        name: compare(measured[baseline].values, each.values)
+        name: each.change_from(measured[baseline])
         for name, each in measured.items()
         if baseline is not None and name != baseline
     }
@@ -211,7 +222,7 @@ def compare_results(first: str, second: str) -> dict[str, Any]:
             f"the two were measured on different prompts ({len(prompts)} and {len(other_prompts)}, "
             f"{common} of them the same). Fix: measure both with the same recipe, --split and --limit"
         )
-    differences = compare(old.values, new.values)
+    differences = new.change_from(old)
     primary = result["primary"] if result["primary"] in differences else "reward"
     return {
         "schema_version": SCHEMA_VERSION,

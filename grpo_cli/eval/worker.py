@@ -7,7 +7,7 @@ each of which reads the folder's request and does its share of the chunks.
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,8 @@ class _Plan:
     rows: Any
     chunks: Sequence[Chunk]
     data: dict[str, Any]
+    train_rows: int | None
+    """Prompts of an epoch of the training; None if they are not counted."""
 
 
 def measure(
@@ -38,6 +40,7 @@ def measure(
     device: Any = None,
     rank: int = 0,
     world: int = 1,
+    wait_for_all: Callable[[], None] = lambda: None,
 ) -> None:
     """Measure this process's share of all subjects.
 
@@ -48,6 +51,7 @@ def measure(
         device: A `torch.device`; that of `launch` by default.
         rank: Of this process.
         world: How many processes measure together.
+        wait_for_all: Waits until all of them have done their share.
 
     Raises:
         GrpoError: The data, a model or a reward cannot be loaded, or a reward fails; or the
@@ -55,15 +59,17 @@ def measure(
     """
     import torch
 
-    from grpo_cli.analysis.samples import score_samples
-    from grpo_cli.checks.contents import reward_context
+    from grpo_cli.analysis.samples import MetricLog, score_samples
+    from grpo_cli.checks.arithmetic import reward_context
     from grpo_cli.eval.samplers import open_sampler
     from grpo_cli.rewards.building import build_rewards
     from grpo_cli.rewards.scoring import reward_columns
 
     device = device or torch.device(pick_device(request.recipe.launch))
-    rewards = build_rewards(request.recipe.rewards, reward_context(request.recipe, str(device)))
     plans = _plan(request, folder)
+    context = reward_context(request.recipe, str(device), plans[0].train_rows)
+    rewards = build_rewards(request.recipe.rewards, context)
+    reads_tokens = any(reward.params.reads_tokens() for reward in rewards)
     if rank == 0 and not folder.data.is_file():
         write_json(folder.data, plans[0].data)
     for subject, plan in zip(request.subjects, plans, strict=True):
@@ -80,10 +86,41 @@ def measure(
                 started = time.perf_counter()
                 sampled = sample(rows, chunk.seed)
                 seconds = time.perf_counter() - started
-                scored = score_samples(rewards, reward_columns(rows, rewards), sampled, chunk.seed)
-                folder.append(subject.name, rank, chunk, seconds, scored)
+                columns, log = reward_columns(rows, rewards), MetricLog()
+                scored = score_samples(rewards, columns, sampled, chunk.seed, log)
+                ids = [each.token_ids for group in sampled for each in group]
+                folder.append(
+                    subject.name,
+                    rank,
+                    chunk,
+                    seconds,
+                    scored,
+                    logged_by=log.rewards,
+                    token_ids=ids if reads_tokens else None,
+                )
                 left -= len(chunk.places)
         tell(subject.name, total * request.samples, total * request.samples)
+    wait_for_all()
+    if rank == 0:
+        _log_over_all(request, folder, plans, rewards)
+
+
+def _log_over_all(
+    request: EvalRequest, folder: EvalFolder, plans: Sequence[_Plan], rewards: Sequence[Any]
+) -> None:
+    """Write what rewards log of all completions of each subject in one call."""
+    from grpo_cli.analysis.samples import batch_of_scored, log_over_all
+    from grpo_cli.rewards.scoring import reward_columns
+
+    logged = {}
+    for subject, plan in zip(request.subjects, plans, strict=True):
+        records = [each for chunk in folder.read_chunks(subject.name).values() for each in chunk]
+        names = {name for each in records for name in each.get("logged_by", ())}
+        if names:
+            batch = batch_of_scored(records, reward_columns(plan.rows, rewards))
+            logged[subject.name] = log_over_all(rewards, names, [batch], request.seed)
+    if logged:
+        write_json(folder.logged, logged)
 
 
 def _plan(request: EvalRequest, folder: EvalFolder) -> list[_Plan]:
@@ -142,7 +179,8 @@ def _read_rows(request: EvalRequest, subject: Subject) -> _Plan:
         "exact_duplicates_between_splits": data.report.exact_duplicates_between_splits,
     }
     lengths = count_row_tokens(processing_class, rows, template)
-    return _Plan(rows, make_chunks(lengths, request.chunk_size, request.seed), about)
+    chunks = make_chunks(lengths, request.chunk_size, request.seed)
+    return _Plan(rows, chunks, about, data.report.train_rows)
 
 
 def main(argv: list[str]) -> int:
@@ -174,7 +212,15 @@ def _join(folder: EvalFolder, planned: int) -> None:
             "Fix: see `grpo doctor`, or measure with --num-processes 1"
         )
     rank, world = state.process_index, state.num_processes
-    measure(request, folder, lambda *_: None, device=state.device, rank=rank, world=world)
+    measure(
+        request,
+        folder,
+        lambda *_: None,
+        device=state.device,
+        rank=rank,
+        world=world,
+        wait_for_all=state.wait_for_everyone,
+    )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
-"""The micro-batches of an optimizer step, made anew of the rows that are learned from, and their metrics."""
+"""The micro-batches of an optimizer step, made anew of the rows that are learned from."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,7 +8,6 @@ import numpy as np
 import torch
 
 from grpo_cli.fast.layout import Padded, group_rows, upload
-from grpo_cli.upstream import trl
 
 Rows = Mapping[str, Any]
 """What TRL hands to its loss: tensors with one entry a row, and numbers of the whole generation batch.
@@ -17,7 +15,7 @@ Rows = Mapping[str, Any]
 On the host: what is needed of it there, as arrays of float64."""
 ENTROPY = "row_entropy"
 """Key of a batch: the sum over a row's tokens of the entropy they were sampled with; NaN if unknown."""
-_MEAN_OF_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")
+MEAN_OF_ROWS = ("grpo", "sapo", "dr_grpo", "luspo")
 """Losses that are a mean over the rows of a micro-batch. `bnpo` is one over its tokens, all others are sums.
 
 Source: `GRPOTrainer._compute_loss`, trl 1.16.0."""
@@ -30,8 +28,6 @@ _PADDED = ("prompt_ids", "completion_ids"), ("prompt_mask", "completion_mask")
 """What the model reads of a row, side by side: token ids, and where there are any."""
 _NEEDED = {*_PADDED[0], *_PADDED[1], "tool_mask", "advantages", ENTROPY}
 """What is needed on the host to pack rows, to lay them out and to count them."""
-_SHARES = {trl.CLIP_LOW, trl.CLIP_HIGH, trl.CLIP_REGION, trl.CISPO_CLIP}
-_EXTREMES: dict[str, Any] = {trl.CLIP_LOW_MIN: min, trl.CLIP_HIGH_MAX: max}
 
 
 class MicroBatch(dict[str, Any]):
@@ -68,7 +64,7 @@ class MicroBatch(dict[str, Any]):
         """Factor that makes the loss of this micro-batch its part of the loss of the step."""
         if self._loss_type == "bnpo":
             return max(self.tokens, 1.0)
-        return self.size * self._share if self._loss_type in _MEAN_OF_ROWS else 1.0
+        return self.size * self._share if self._loss_type in MEAN_OF_ROWS else 1.0
 
     def fill_up(self, size: int) -> None:
         """Append rows without tokens: TRL gathers one number a row, so processes need equally many rows."""
@@ -306,69 +302,3 @@ def pack_padded(prompt_lengths: Sequence[int], lengths: Sequence[int], budget: i
         else:
             packs.append(Pack([row], prompt_lengths[row] + lengths[row]))
     return packs
-
-
-def merge_metrics(
-    logged: Sequence[tuple[MicroBatch, Mapping[str, Sequence[float]]]],
-    on_host: Sequence[Rows],
-    accelerator: Any,
-    *,
-    leave_out: bool,
-    by_token: bool,
-) -> dict[str, float]:
-    """Return what TRL would have logged of a step, over all of its tokens.
-
-    A row that is left out is never clipped, so shares of clipped tokens stay exact; its entropy is the one it was
-    sampled with, if known.
-
-    Args:
-        logged: The micro-batches of this process, and what TRL logged of each, the same on all processes.
-        on_host: TRL's micro-batches of the step, before rows were left out.
-        leave_out: Whether rows without signal were left out.
-        by_token: Whether shares are of tokens; otherwise of rows.
-    """
-    local = [[batch.tokens, float(batch.size)] for batch, _ in logged]
-    totals = local + _count_window(on_host, leave_out)
-    if accelerator.num_processes > 1:
-        summed = accelerator.reduce(torch.tensor(totals, device=accelerator.device), "sum")
-        totals = summed.tolist()
-    *counts, whole, (known_tokens, known_entropy) = totals
-    shared_unit = 0 if by_token else 1
-    merged: dict[str, float] = {}
-    for name in dict.fromkeys(name for _, metrics in logged for name in metrics):
-        parts = [
-            (sum(metrics[name]) / len(metrics[name]), count)
-            for (_, metrics), count in zip(logged, counts, strict=True)
-            if name in metrics
-        ]
-        if name in _EXTREMES:
-            numbers = [value for value, _ in parts if not math.isnan(value)]
-            numbers += [0.0] if leave_out else []
-            merged[name] = _EXTREMES[name](numbers, default=math.nan)
-        elif name in _SHARES:
-            merged[name] = _weigh(parts, shared_unit)[0] / max(whole[shared_unit], 1.0)
-        else:
-            total, weight = _weigh(parts, 1 if name == trl.VESPO_PHI else 0)
-            if name == trl.ENTROPY:
-                total, weight = total + known_entropy, weight + known_tokens
-            merged[name] = total / weight if weight else math.nan
-    return merged
-
-
-def _count_window(on_host: Sequence[Rows], leave_out: bool) -> list[list[float]]:
-    """Tokens and rows of the step; and of rows left out, tokens and entropy if it is known."""
-    tokens = rows = known = entropy = 0.0
-    for batch in on_host:
-        lengths = loss_mask(batch).sum(1)
-        tokens, rows = tokens + float(lengths.sum()), rows + len(lengths)
-        if leave_out and ENTROPY in batch:
-            counted = ~has_signal(batch) & ~np.isnan(batch[ENTROPY])
-            known += float(lengths[counted].sum())
-            entropy += float(batch[ENTROPY][counted].sum())
-    return [[tokens, rows], [known, entropy]]
-
-
-def _weigh(parts: Sequence[tuple[float, Sequence[float]]], unit: int) -> tuple[float, float]:
-    """Sum of means times their counts, and the sum of the counts; a mean over nothing may be NaN."""
-    counted = [(value, count[unit]) for value, count in parts if count[unit]]
-    return sum(value * count for value, count in counted), sum(count for _, count in counted)

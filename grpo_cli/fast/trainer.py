@@ -27,12 +27,12 @@ from grpo_cli.fast.batches import (
     loss_mask,
     make_filler,
     make_micro_batches,
-    merge_metrics,
     read_window,
 )
 from grpo_cli.fast.graph_decoding import decode_with_graphs, graph_unsupported_reason
 from grpo_cli.fast.layout import Padded
 from grpo_cli.fast.log_probs import PackedModel, chunk_rows, read_plainly
+from grpo_cli.fast.metrics import Counts, Logged, count_batch, count_window, merge_step
 from grpo_cli.fast.support import find_difference, ignores_padding, unsupported_reason
 from grpo_cli.models.loading import find_prompt_ties, without_wrapper
 from grpo_cli.recipe.training import (
@@ -53,6 +53,8 @@ class FastTrainer(GRPOTrainer):
     """Trains as `GRPOTrainer` does until `speed_up` is called."""
 
     _current_train_step_time: float
+    _merges_evaluation = False
+    """Whether what TRL logs of the batches of an evaluation is kept for `log`, which merges it."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self._fast = _OFF
@@ -60,6 +62,8 @@ class FastTrainer(GRPOTrainer):
         self._on_settled: Callable[[dict[str, str]], None] | None = None
         self._window: list[dict[str, Any]] = []
         self._learned_from: list[dict[str, Any]] = []
+        self._logged: list[Logged] = []
+        """What TRL logged of each batch, of the optimizer step or of the evaluation in progress."""
         self._packed: dict[int, PackedModel] = {}
         self._trims = False
         self._read_entropies: torch.Tensor | None = None
@@ -170,32 +174,47 @@ class FastTrainer(GRPOTrainer):
             yield {"plain": plain, "bare": bare, "coarse": coarse}
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
-        """Run one micro-step; all of an optimizer step is learned from in its last one.
+        """Run one micro-step; if rows are repacked, all of an optimizer step is learned from in its last one.
 
         Returns:
-            The loss, `[] float32`: 0 except in the last.
+            The loss, `[] float32`: if rows are repacked, 0 except in the last.
         """
         self._settle(model)
+        started, window = time.perf_counter(), None
         if not self._repacks:
-            return super().training_step(model, inputs, num_items_in_batch)
-        started = time.perf_counter()
-        model.train()
-        # Optimizers without a schedule evaluate with weights of their own.
-        if callable(getattr(self.optimizer, "train", None)):
-            self.optimizer.train()
-        self._window.append(self._prepare_inputs(inputs))
-        loss = torch.zeros((), device=self.accelerator.device)
-        if self.accelerator.sync_gradients:
-            self._learned_from, self._window = self._window, []
-            loss = self._learn(model, self._learned_from)
+            loss = Trainer.training_step(self, model, inputs, num_items_in_batch)
+        else:
+            model.train()
+            # Optimizers without a schedule evaluate with weights of their own.
+            if callable(getattr(self.optimizer, "train", None)):
+                self.optimizer.train()
+            self._window.append(self._prepare_inputs(inputs))
+            loss = torch.zeros((), device=self.accelerator.device)
+            if self.accelerator.sync_gradients:
+                self._learned_from, self._window = self._window, []
+                loss, window = self._learn(model, self._learned_from)
         self._step += 1
         self._current_train_step_time += time.perf_counter() - started
         if self.accelerator.sync_gradients:
-            self._metrics["train"]["step_time"].append(self._current_train_step_time)
-            self._current_train_step_time = 0.0
+            self._log_step(window)
         return loss
 
-    def _learn(self, model: Any, window: list[dict[str, Any]]) -> torch.Tensor:
+    def _log_step(self, window: Counts | None) -> None:
+        """Log an optimizer step, of which `window` is counted if rows were repacked."""
+        logged, self._logged = self._logged, []
+        merged = merge_step(
+            logged,
+            self.accelerator,
+            loss_type=self.loss_type,
+            by_token=self.importance_sampling_level == "token",
+            window=window,
+            leave_out=window is not None and self._fast.no_signal,
+        )
+        merged["step_time"], self._current_train_step_time = self._current_train_step_time, 0.0
+        for name, value in merged.items():
+            self._metrics["train"][name].append(value)
+
+    def _learn(self, model: Any, window: list[dict[str, Any]]) -> tuple[torch.Tensor, Counts]:
         on_host = read_window(window)
         batches = make_micro_batches(
             window,
@@ -207,21 +226,12 @@ class FastTrainer(GRPOTrainer):
             budget=self._fast.max_tokens_per_micro_batch,
         )
         self._fill_up(batches, window, on_host)
-        losses, logged = [], []
+        losses = []
         for batch in batches:
-            with self._syncing(model, last=batch is batches[-1]), self._catching() as metrics:
+            with self._syncing(model, last=batch is batches[-1]):
                 losses.append(Trainer.training_step(self, model, batch))
-            logged.append((batch, metrics))
-        merged = merge_metrics(
-            logged,
-            on_host,
-            self.accelerator,
-            leave_out=self._fast.no_signal,
-            by_token=self.importance_sampling_level == "token",
-        )
-        for name, value in merged.items():
-            self._metrics["train"][name].append(value)
-        return torch.stack(losses).sum()
+        counts = count_window(on_host, leave_out=self._fast.no_signal)
+        return torch.stack(losses).sum(), counts
 
     def _fill_up(
         self, batches: list[MicroBatch], window: list[dict[str, Any]], on_host: list[Rows]
@@ -250,14 +260,14 @@ class FastTrainer(GRPOTrainer):
             set_gradient_sync(self.accelerator, True)
 
     @contextlib.contextmanager
-    def _catching(self) -> Iterator[dict[str, list[float]]]:
-        """Keep what TRL logs of one micro-batch out of what it logs of the step."""
-        of_step, metrics = self._metrics["train"], defaultdict[str, list[float]](list)
-        self._metrics["train"] = metrics
+    def _catching(self, mode: str) -> Iterator[dict[str, list[float]]]:
+        """Keep what TRL logs of one batch out of what it logs of the step or the evaluation."""
+        of_all, metrics = self._metrics[mode], defaultdict[str, list[float]](list)
+        self._metrics[mode] = metrics
         try:
             yield metrics
         finally:
-            self._metrics["train"] = of_step
+            self._metrics[mode] = of_all
 
     def _generate_single_turn(
         self, prompt_ids: Any, images: Any, multimodal_fields: Any, *rest: Any, **options: Any
@@ -323,14 +333,24 @@ class FastTrainer(GRPOTrainer):
         return_outputs: bool = False,
         num_items_in_batch: Any = None,
     ) -> Any:
-        """Return TRL's loss; of a micro-batch made anew, its part of the loss of the step."""
-        if isinstance(inputs, MicroBatch):
-            self._padded = inputs.padded
-            try:
-                return self._compute_loss(model, inputs) * inputs.scale
-            finally:
-                self._padded = None
-        return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        """Return TRL's loss; of a micro-batch made anew, its part of the loss of the step.
+
+        What TRL logs of a batch waits for the others of the step, or of the evaluation.
+        """
+        mode = "train" if self.model.training else "eval"
+        if mode == "eval" and not self._merges_evaluation:
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        with self._catching(mode) as metrics:
+            if isinstance(inputs, MicroBatch):
+                self._padded = inputs.padded
+                try:
+                    loss = self._compute_loss(model, inputs) * inputs.scale
+                finally:
+                    self._padded = None
+            else:
+                loss = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        self._logged.append(count_batch(inputs, loss, metrics))
+        return loss
 
     def _get_per_token_logps_and_entropies(
         self,

@@ -10,7 +10,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from grpo_cli.analysis.samples import score_samples
-from grpo_cli.checks.contents import reward_context
+from grpo_cli.checks.arithmetic import reward_context
 from grpo_cli.data.rows import suggest
 from grpo_cli.environments.episode import add_empty_records
 from grpo_cli.errors import RewardError
@@ -18,7 +18,7 @@ from grpo_cli.issues import Issue
 from grpo_cli.machine import pick_device
 from grpo_cli.probing import prompts
 from grpo_cli.rewards.building import build_rewards
-from grpo_cli.rewards.contract import NO_TRAINER, Batch, DescribedError, Score
+from grpo_cli.rewards.contract import Batch, DescribedError, Score
 from grpo_cli.rewards.findings import LONGEST_GOLD
 from grpo_cli.rewards.scoring import Reward, has_state, read_state, reward_columns
 from grpo_cli.rewards.testing import try_rewards
@@ -52,7 +52,9 @@ def check_rewards(session: "Session", *, costly: bool) -> None:
     """Try the rewards on answers nobody sampled; a reward that fails is a finding, not the end."""
     session.tell("loading the rewards")
     recipe, failure = session.recipe, "rewards: failure"
-    built = build_rewards(recipe.rewards, reward_context(recipe, pick_device(recipe.launch)))
+    rows = session.data.report.train_rows
+    context = reward_context(recipe, pick_device(recipe.launch), rows)
+    built = build_rewards(recipe.rewards, context)
     rewards = session.rewards = tuple(
         _limit_time(reward) if reward.kind == "python" and config.timeout_s is None else reward
         for reward, config in zip(built, recipe.rewards, strict=True)
@@ -251,8 +253,7 @@ def _check_opening(session: "Session") -> Iterable[Issue]:
     if session.probe.prompts is None:
         return []
     first = reward_columns(_trial_rows(session, [0]), session.rewards)
-    state = {"trainer_state": NO_TRAINER}
-    row = Batch([first.pop("prompt")[0]], [""], columns=first, extra=state)
+    row = Batch([first.pop("prompt")[0]], [""], columns=first)
     rendered = session.probe.prompts.rendered
     return prompts.check_opening(rendered, session.rewards, row, session.encode)
 

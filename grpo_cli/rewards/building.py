@@ -160,6 +160,7 @@ def _build_reward(config: RewardConfig, name: str, context: RewardContext, path:
         right_answer=_right_score(config, _best_answer(config)),
         reads=config.reads,
         path=path,
+        trainer_state=context.trainer_state(),
     )
 
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import chain
 from types import SimpleNamespace
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -11,10 +12,6 @@ from grpo_cli.errors import RewardError, SetupError
 from grpo_cli.issues import Issue
 from grpo_cli.recipe.base import Section
 from grpo_cli.rewards.gold_text import explain_odd_gold
-
-NO_TRAINER = SimpleNamespace(global_step=0, epoch=0.0, max_steps=0, num_train_epochs=0)
-"""The `trainer_state` of batches that are scored outside of training."""
-
 
 EPISODE = "episode"
 """The column that holds the record of each completion's episode, of recipes with tools or an environment."""
@@ -50,6 +47,38 @@ class RewardContext:
     """Longest completion, in tokens."""
     device: str = "cpu"
     """Device for a reward that is a model, as torch names it."""
+    max_steps: int = 1
+    """Planned optimizer steps of the training."""
+    num_train_epochs: int = 1
+    """Planned epochs, the last of which may be cut short."""
+
+    def trainer_state(self) -> SimpleNamespace:
+        """Return the `trainer_state` of batches that are scored outside of training: at its beginning.
+
+        Source: `transformers.TrainerState`, whose fields it has.
+        """
+        return SimpleNamespace(
+            epoch=0.0,
+            global_step=0,
+            max_steps=self.max_steps,
+            logging_steps=0,
+            eval_steps=0,
+            save_steps=0,
+            train_batch_size=None,
+            num_train_epochs=self.num_train_epochs,
+            num_input_tokens_seen=0,
+            total_flos=0,
+            log_history=[],
+            best_metric=None,
+            best_global_step=None,
+            best_model_checkpoint=None,
+            is_local_process_zero=True,
+            is_world_process_zero=True,
+            is_hyper_param_search=False,
+            trial_name=None,
+            trial_params=None,
+            stateful_callbacks={},
+        )
 
 
 @dataclass(frozen=True)
@@ -90,6 +119,22 @@ class Batch:
             extra={"trainer_state": self.extra.get("trainer_state")},
             positions=[row if positions is None else positions[row] for row in rows],
         )
+
+    @classmethod
+    def join(cls, batches: Sequence["Batch"]) -> "Batch":
+        """Return the rows of batches with the same columns as one batch, in the order of the data."""
+        first = batches[0]
+        ids = [batch.completion_ids for batch in batches if batch.completion_ids is not None]
+        columns = {name: [batch.columns[name] for batch in batches] for name in first.columns}
+        joined = cls(
+            prompts=[*chain.from_iterable(batch.prompts for batch in batches)],
+            completions=[*chain.from_iterable(batch.completions for batch in batches)],
+            completion_ids=[*chain.from_iterable(ids)] if len(ids) == len(batches) else None,
+            columns={name: [*chain.from_iterable(parts)] for name, parts in columns.items()},
+        )
+        rows = joined.columns["row_id"]
+        order = sorted(range(len(rows)), key=rows.__getitem__)
+        return replace(joined.take(order), extra=first.extra, positions=None)
 
     def cell(self, column: str, row: int) -> Any:
         """Return a row's value in a column; raises `RewardError` if there is no such column."""

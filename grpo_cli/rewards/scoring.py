@@ -167,6 +167,8 @@ class Reward:
     """Which messages of a completion it reads."""
     path: str = ""
     """Its place in the recipe, such as `rewards.0`."""
+    trainer_state: Any = None
+    """That of batches that bring none, since they are scored outside of training."""
 
     def score(self, batch: Batch) -> list[Score]:
         """Score a batch, with the recipe's `when`, `on_error` and `clip`.
@@ -179,7 +181,9 @@ class Reward:
                 scores, or one that is not a usable number, and `on_error` is `raise`. Its text
                 names the reward and the row.
         """
-        batch = replace(batch, reads=self.reads)
+        state = batch.extra.get("trainer_state") or self.trainer_state
+        extra = {**batch.extra, "trainer_state": state}
+        batch = replace(batch, reads=self.reads, extra=extra)
         scores = [DOES_NOT_APPLY] * len(batch.completions)
         applying, records = self._applying(batch), batch.columns.get(EPISODE)
         failed = {row for row in applying if records and records[row]["end"] == "failed"}
@@ -187,7 +191,11 @@ class Reward:
         for row in failed:
             scores[row] = EPISODE_FAILED
         if rows:
-            part = batch if len(rows) == len(scores) else batch.take(rows)
+            part = batch
+            if len(rows) < len(scores):
+                # `log_extra` takes a value for each completion of the whole batch.
+                extra.pop("log_extra", None)
+                part = replace(batch.take(rows), extra=extra)
             for row, result in zip(rows, self.try_score(part), strict=True):
                 scores[row] = self._settle(result)
         return scores

@@ -10,7 +10,7 @@ from typing import Any
 from grpo_cli.errors import UsageError
 from grpo_cli.issues import Issue
 from grpo_cli.rewards import findings
-from grpo_cli.rewards.contract import NO_TRAINER, Batch, RewardParams, Score, text_of
+from grpo_cli.rewards.contract import Batch, RewardParams, Score, text_of
 from grpo_cli.rewards.scoring import Reward, clip_score, reward_columns, weighted_sum
 from grpo_cli.templating import environment
 from grpo_cli.units import spread
@@ -348,8 +348,7 @@ class Table:
         self._encode = encode
         self._on_progress = on_progress
         self._golds: dict[int, dict[int, str]] = {}
-        empty, state = [""] * len(self.prompts), {"trainer_state": NO_TRAINER}
-        self.unanswered = Batch(self.prompts, empty, columns=self.columns, extra=state)
+        self.unanswered = Batch(self.prompts, [""] * len(self.prompts), columns=self.columns)
 
     def row(self, row: int) -> dict[str, Any]:
         """Return a row's columns."""

@@ -1,9 +1,11 @@
 """Checkpoints that are complete or absent, and from which a run resumes exactly."""
 
+import copy
 import errno
 import functools
 import math
 import os
+import random
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -11,6 +13,7 @@ from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
+import numpy
 import torch
 from transformers import EarlyStoppingCallback, PreTrainedModel, TrainerCallback, TrainerState
 from transformers.trainer_utils import rotate_checkpoints
@@ -83,6 +86,25 @@ def load_reward_states(rewards: Sequence[Reward], states: Mapping[str, Any]) -> 
                 f"load_state_dict() of reward {reward.name!r} failed: {error!r:.300}. Fix: accept what "
                 "state_dict() returned"
             ) from error
+
+
+@contextmanager
+def states_kept(rewards: Sequence[Reward]) -> Iterator[None]:
+    """Keep the states of rewards, and of random numbers, as they are for the training, whatever is scored inside.
+
+    An attempt that resumes does not repeat what an earlier one did before its first checkpoint, so that must leave
+    no trace in the training.
+    """
+    states = copy.deepcopy(save_reward_states(rewards))
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    own, arrays = random.getstate(), numpy.random.get_state()
+    try:
+        with torch.random.fork_rng(devices):
+            yield
+    finally:
+        random.setstate(own)
+        numpy.random.set_state(arrays)
+        load_reward_states(rewards, states)
 
 
 class AtomicCheckpoints(_Mixin):

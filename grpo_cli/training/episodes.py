@@ -122,10 +122,15 @@ class EpisodeRollouts:
     def log_metrics(self, metrics: dict[str, list[float]]) -> None:
         """Append the means over the episodes of all processes."""
         records = gather_object([episode.as_json() for episode in self._episodes])
-        offered = {tool.name for episode in self._episodes for tool in episode.tools}
-        names = set(self._player.tool_names).union(*gather_object([offered]))
+        names = set().union(*gather_object([self.tool_names]))
         for name, value in episode_metrics(records, sorted(names)).items():
             metrics[name].append(value)
+
+    @property
+    def tool_names(self) -> set[str]:
+        """The recipe's tools, and those of the episodes that were played last."""
+        offered = {tool.name for episode in self._episodes for tool in episode.tools}
+        return {*self._player.tool_names, *offered}
 
 
 def agree_over_processes(count: int, longest: int) -> tuple[int, int]:

@@ -24,6 +24,7 @@ from grpo_cli.recipe.warmup import WarmupConfig
 from grpo_cli.rewards.scoring import Reward
 from grpo_cli.runs.files import write_text
 from grpo_cli.runs.folder import RunFolder
+from grpo_cli.training.checkpoints import states_kept
 from grpo_cli.training.measurement import measure_together
 from grpo_cli.training.session import Session
 
@@ -209,7 +210,8 @@ def _sample_share(
     if not len(shard):
         return [], []
     sampled = _sample(session, model, tokenizer, shard, player)
-    scored = score_samples(rewards, shard.to_dict(), sampled, session.recipe.seed + rank)
+    with states_kept(rewards):
+        scored = score_samples(rewards, shard.to_dict(), sampled, session.recipe.seed + rank)
     flat = [completion for group in sampled for completion in group]
     best = []
     for place, total in _find_best(scored):

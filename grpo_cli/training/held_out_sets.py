@@ -1,10 +1,8 @@
 """Evaluates the held-out sets and the lm-eval tasks of `evaluation.during`."""
 
-import copy
 import re
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,11 +12,9 @@ from grpo_cli.analysis.metrics import Metric
 from grpo_cli.errors import RunError
 from grpo_cli.models.source import model_folder_or_id
 from grpo_cli.recipe.evaluation import EvaluationConfig, HeldOutSetConfig
-from grpo_cli.rewards.scoring import Reward
 from grpo_cli.runs.files import SCHEMA_VERSION, write_json
 from grpo_cli.runs.metrics import DURING, LOWER
 from grpo_cli.training.callbacks import is_stop_requested
-from grpo_cli.training.checkpoints import load_reward_states, save_reward_states
 from grpo_cli.training.measurement import INTERVALS, Measurer, measure_together, select_rows
 from grpo_cli.training.session import Session, Stopped
 
@@ -38,7 +34,6 @@ class TaskMeasurer:
     session: Session
     task: str
     evaluation: EvaluationConfig
-    rewards: Sequence[Reward] = ()
 
     def write(self, name: str, phase: str, model: Any, tokenizer: Any) -> dict[str, Any]:
         """Evaluate, and write `eval/<name>.json`; return what it holds.
@@ -174,8 +169,7 @@ class HeldOutSets(TrainerCallback):
     def _measure(self, held_out: HeldOutSet, step: int) -> dict[str, float]:
         config, measurer, trainer = held_out.config, held_out.measurer, self._trainer
         name, phase = f"{DURING}/{config.label}/{step}", f"measuring {config.label} at step {step}"
-        with _unchanged(measurer.rewards):
-            result = measurer.write(name, phase, trainer.model, trainer.tokenizer)
+        result = measurer.write(name, phase, trainer.model, trainer.tokenizer)
         metrics = {name: each["value"] for name, each in result[INTERVALS].items()}
         known = {name: value for name, value in metrics.items() if value is not None}
         if config.task is not None:
@@ -229,16 +223,6 @@ def add_held_out_sets(
         sets.append(HeldOutSet(config, measurer, at_ends=not evaluation.repeats(config)))
     trainer.held_out_sets = HeldOutSets(session, trainer, sets)
     trainer.add_callback(trainer.held_out_sets)
-
-
-@contextmanager
-def _unchanged(rewards: Sequence[Reward]) -> Iterator[None]:
-    """Keep the states of rewards as they are for the training."""
-    states = copy.deepcopy(save_reward_states(rewards))
-    try:
-        yield
-    finally:
-        load_reward_states(rewards, states)
 
 
 def _as_metric(name: str, score: dict[str, float | None], examples: int) -> Metric:

@@ -13,8 +13,13 @@ from typing import Any
 from accelerate.utils import gather_object
 from datasets import Dataset, concatenate_datasets
 
-from grpo_cli.analysis.metrics import PerPrompt, per_prompt, summarize
-from grpo_cli.analysis.samples import ScoredCompletion, group_by_row, score_samples
+from grpo_cli.analysis.metrics import LOGGED, PerPrompt, add_logged, per_prompt, summarize
+from grpo_cli.analysis.samples import (
+    MetricLog,
+    ScoredCompletion,
+    group_by_row,
+    score_samples,
+)
 from grpo_cli.data.mixing import SOURCE
 from grpo_cli.data.rows import canonical_json
 from grpo_cli.environments.player import Player, sample_episodes
@@ -32,7 +37,9 @@ from grpo_cli.rewards.scoring import Reward, reward_columns
 from grpo_cli.runs.files import SCHEMA_VERSION, write_json
 from grpo_cli.runs.metrics import STAGES, When, append_record
 from grpo_cli.training.callbacks import is_stop_requested
+from grpo_cli.training.checkpoints import states_kept
 from grpo_cli.training.episodes import agree_over_processes
+from grpo_cli.training.evaluation import log_in_main_process
 from grpo_cli.training.session import Session, Stopped
 from grpo_cli.training.vllm_generation import RunGeneration
 
@@ -85,21 +92,31 @@ class Measurer:
         processes, folder = self.session.processes, self.session.folder
         places = range(processes.process_index, len(self.rows), processes.num_processes)
         shard = self.rows.select(places)
-        shares = measure_together(
-            phase, lambda: self._sample_and_score(phase, shard, model, tokenizer)
-        )
+        log = MetricLog()
+        with states_kept(self.rewards):
+            shares = measure_together(
+                phase, lambda: self._sample_and_score(phase, shard, model, tokenizer, log)
+            )
+            logged = self._log_over_all(log)
         everyone = sorted((each for share in shares for each in share), key=lambda each: each.row)
         more = self._measure_more(name, phase, model)
-        result = self._summarize(everyone, time.monotonic() - started) | more
+        result = self._summarize(everyone, logged, time.monotonic() - started) | more
         if processes.is_main_process:
             self.session.write_samples(name, everyone)
             write_json(folder.evaluations / f"{name}.json", result)
         return result
 
+    def _log_over_all(self, log: MetricLog) -> dict[str, float]:
+        """Return the metrics that rewards log of all rows: one process has scored them in one call already."""
+        if self.session.processes.num_processes == 1:
+            return log.means()
+        names = set().union(*gather_object([log.rewards]))
+        return log_in_main_process(self.rewards, names, log.batches, self.session.recipe.seed)
+
     def _sample_and_score(
-        self, phase: str, shard: Dataset, model: Any, tokenizer: Any
+        self, phase: str, shard: Dataset, model: Any, tokenizer: Any, log: MetricLog
     ) -> list[ScoredCompletion]:
-        """Return the scored completions of this process's rows."""
+        """Return the scored completions of this process's rows; `log` collects the metrics that rewards log."""
         self._report(phase)
         # Processes that share vLLM's model each draw its tokens, which have to be the same.
         sharing = self.vllm.tensor_parallel_size if self.vllm else 1
@@ -113,7 +130,8 @@ class Measurer:
             sampled = self._play(self.player, phase, shard, model, tokenizer, seed)
         if not len(shard):
             return []
-        scored = score_samples(self.rewards, reward_columns(shard, self.rewards), sampled, seed)
+        columns = reward_columns(shard, self.rewards)
+        scored = score_samples(self.rewards, columns, sampled, seed, log)
         if not self.processor:
             return scored
         shown = [group[0].images for group in sampled] if self.player else shard[IMAGES]
@@ -210,12 +228,15 @@ class Measurer:
         if is_stop_requested(self.session) if self.vllm else self.session.stop.seen_here():
             raise Stopped
 
-    def _summarize(self, scored: list[ScoredCompletion], seconds: float) -> dict[str, Any]:
+    def _summarize(
+        self, scored: list[ScoredCompletion], logged: dict[str, float], seconds: float
+    ) -> dict[str, Any]:
         groups = group_by_row(scored)
         right = right_scores(self.session.recipe.rewards, (each.rewards for each in scored))
         sources = () if self.source else tuple(self.session.recipe.dataset.shares)
         values = per_prompt(groups, right, sources)
         metrics = summarize(values, self.evaluation.samples_per_prompt)
+        metrics = add_logged(metrics, logged, len(groups))
         # Environments ask by other columns than the prompt, such as `seed`.
         own = self.session.recipe.environment
         rows = self.rows.select_columns([each for each in self.rows.column_names if each != IMAGES])
@@ -234,6 +255,7 @@ class Measurer:
             "clipped": _mean(values["clipped"]),
             **{name: _mean(values[name]) for name in ("turns", "calls") if name in values},
             **({"sources": _by_source(values, sources)} if sources else {}),
+            **({LOGGED: logged} if logged else {}),
             INTERVALS: {name: each.as_json() for name, each in metrics.items()},
             "temperature": self.evaluation.temperature,
             "backend": "transformers" if self.vllm is None else "vllm",

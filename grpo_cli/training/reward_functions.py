@@ -224,8 +224,7 @@ class EarlyScoring:
         return EarlyScores(scores, sum(result.seconds for result in results))
 
     def _start(self, rows: Rows, prompts: list[Any], completions: list[Any], ids: Ids) -> None:
-        columns = {name: [row[name] for row in rows] for name in rows[0] if name not in _TEXTS}
-        batch = Batch(prompts, completions, completion_ids=ids, columns=columns)
+        batch = make_batch(rows, prompts, completions, ids)
         part = _Part(batch, {reward.name: Future() for reward in self._rewards})
         self._parts.append(part)
         if self._work is None:
@@ -305,6 +304,8 @@ class RewardFunction:
         """In training and in evaluation: the step of the last call, and its number in that step."""
         # The first reward measures the batch as well.
         self._first = first
+        self.logs_in_evaluation = False
+        """Whether it logs metrics in evaluations, which are of all their batches."""
         self.__name__ = reward.name
 
     def __call__(
@@ -317,13 +318,19 @@ class RewardFunction:
         """Score a batch; see `Reward.score` for what it raises."""
         step = more["trainer_state"].global_step
         batch = _as_batch(prompts, completions, completion_ids, more)
-        batch = replace(batch, seed=self._next_seed(step))
+        extra = dict(batch.extra)
+        if not self.log.is_training():
+            extra["log_metric"] = self._note_log
+        batch = replace(batch, seed=self._next_seed(step), extra=extra)
         scored = self._early.take(self.reward, batch) or _timed_scores(self.reward, batch)
         self.log.add(self.reward.name, batch, scored.scores, step=step)
         if "log_metric" in more:
             for name, value in self._metrics(batch, scored):
                 more["log_metric"](name, value)
         return [score.value for score in scored.scores]
+
+    def _note_log(self, name: str, value: Any) -> None:
+        self.logs_in_evaluation = True
 
     def _metrics(self, batch: Batch, scored: EarlyScores) -> Iterator[tuple[str, float]]:
         """Yield what TRL averages over the processes and puts beside its own reward metrics."""
@@ -365,7 +372,9 @@ class NoReward:
         return [0.0] * len(completions)
 
 
-def _as_batch(prompts: Any, completions: Any, completion_ids: Any, more: dict[str, Any]) -> Batch:
+def _as_batch(
+    prompts: Any, completions: Any, completion_ids: Any, more: Mapping[str, Any]
+) -> Batch:
     return Batch(
         prompts=[without_images(prompt) for prompt in prompts],
         completions=completions,
@@ -373,6 +382,12 @@ def _as_batch(prompts: Any, completions: Any, completion_ids: Any, more: dict[st
         columns={key: value for key, value in more.items() if key not in _NOT_COLUMNS},
         extra={key: value for key, value in more.items() if key in _NOT_COLUMNS},
     )
+
+
+def make_batch(rows: Rows, prompts: Any, completions: Any, completion_ids: Any) -> Batch:
+    """Return completions with the rows that they answer."""
+    columns = {name: [row[name] for row in rows] for name in rows[0] if name not in _TEXTS}
+    return _as_batch(prompts, completions, completion_ids, columns)
 
 
 def _row_ids(batch: Batch) -> Sequence[Any]:

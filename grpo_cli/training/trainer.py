@@ -20,6 +20,7 @@ from grpo_cli.training.checkpoints import ExactResume
 from grpo_cli.training.difficulty import DifficultySampler
 from grpo_cli.training.dynamic_sampling import DynamicSampling, Scored, find_silent
 from grpo_cli.training.episodes import EpisodeRollouts
+from grpo_cli.training.evaluation import Evaluation
 from grpo_cli.training.held_out_sets import HeldOutSets
 from grpo_cli.training.reward_functions import NO_REWARD, EarlyScoring
 from grpo_cli.upstream.trl import FRAC_ZERO_STD, NUM_TOKENS, REWARD, REWARD_STD, reward_metric
@@ -50,6 +51,8 @@ class RunTrainer(ExactResume, FastTrainer):
         """Adds what the model reads of the images of episodes, while a batch is made of them."""
         self._given: Scored | None = None
         """Completions to make a batch of instead of sampling."""
+        self._evaluation: Evaluation | None = None
+        """TRL's, while it goes on."""
         super().__init__(*args, **options)
         self.add_callback(self._clock)
         if self.reads_images:
@@ -57,7 +60,7 @@ class RunTrainer(ExactResume, FastTrainer):
                 # Not of the model itself: peft's layers call its `forward` past all hooks.
                 backbone = without_wrapper(each).base_model
                 backbone.register_forward_pre_hook(_leave_out_no_images, with_kwargs=True)
-        self._episodes = episodes
+        self._episodes = self.episodes = episodes
         if episodes is not None:
             self.rollout_func = episodes.play
 
@@ -79,18 +82,30 @@ class RunTrainer(ExactResume, FastTrainer):
         self.check_loss(loss, self._learned_from or self._buffered_inputs)
         return loss
 
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Add the time of each phase to the records of training steps."""
+    def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
+        """Add the time of each phase to records of training steps, and to TRL's evaluation its metrics."""
         if "loss" in logs:
             logs.update(self._clock.take())
+        elif self._evaluation is not None:
+            metrics = self._evaluation.metrics(self._logged)
+            logs.update({f"eval_{name}": value for name, value in metrics.items()})
         super().log(logs, start_time)
 
     def evaluate(self, *args: Any, **options: Any) -> dict[str, float]:
         """Evaluate as TRL does, and the held-out sets that are due."""
         metrics: dict[str, float] = {}
         if self.held_out_sets is None or not self.held_out_sets.only_these:
-            metrics = super().evaluate(*args, **options)
+            with self._evaluating():
+                metrics = super().evaluate(*args, **options)
         return metrics if self.held_out_sets is None else {**metrics, **self.evaluate_sets()}
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        self._evaluation, self._merges_evaluation = Evaluation(self), True
+        try:
+            yield
+        finally:
+            self._evaluation, self._merges_evaluation, self._logged = None, False, []
 
     def load_state(self, checkpoint: Path, last_step: int) -> None:
         """Load the state of a checkpoint; first evaluate what it lacks, since that may decide on what follows."""
@@ -159,6 +174,9 @@ class RunTrainer(ExactResume, FastTrainer):
         self._given = None
         _mark_rows_of_images(batch)
         silent = self._clear_silent_groups(batch["advantages"])
+        if self._evaluation is not None:
+            self._evaluation.add(batch, self._last_scored, self._rewards)
+            return batch
         if self.sources:
             self._log_sources(inputs, silent)
         if self.reward_func_names == [NO_REWARD]:
@@ -168,7 +186,7 @@ class RunTrainer(ExactResume, FastTrainer):
     def _leave_out_rewards(self) -> None:
         own = (reward_metric(NO_REWARD, statistic) for statistic in ("mean", "std"))
         for name in (REWARD, REWARD_STD, FRAC_ZERO_STD, *own):
-            self._metrics["train" if self.model.training else "eval"].pop(name, None)
+            self._metrics["train"].pop(name, None)
 
     def scored(self, inputs: list[Any]) -> Scored:
         """Return what was last sampled and scored, from these rows."""
@@ -208,11 +226,10 @@ class RunTrainer(ExactResume, FastTrainer):
 
     def _clear_silent_groups(self, advantages: torch.Tensor) -> list[int]:
         """Set the advantages of groups without signal to exactly 0; count and return these groups."""
-        mode, size = "eval", self.num_generations_eval
-        if self.model.training:
-            mode, size = "train", self.num_generations
+        size = self.num_generations if self.model.training else self.num_generations_eval
         silent = self.find_silent(self._rewards, size)
-        self._metrics[mode][FRAC_ZERO_STD][-1] = len(silent) * size / len(self._rewards)
+        if self.model.training:
+            self._metrics["train"][FRAC_ZERO_STD][-1] = len(silent) * size / len(self._rewards)
         first = self.accelerator.process_index * len(advantages)
         places = [group * size + member - first for group in silent for member in range(size)]
         # One write: on a GPU each costs a kernel.
@@ -221,16 +238,14 @@ class RunTrainer(ExactResume, FastTrainer):
 
     def _log_sources(self, inputs: list[Any], silent: list[int]) -> None:
         """Log each source's share of the groups of all processes, its reward, and its groups without signal."""
-        mode, size = "eval", self.num_generations_eval
-        if self.model.training:
-            mode, size = "train", self.num_generations
+        size = self.num_generations
         names = gather_object([row[SOURCE] for row in inputs])[::size]
         weights = self.reward_weights.to(self._rewards.device)
         totals = (self._rewards * weights).nansum(dim=1)
         # TRL takes no mean over completions that no reward scored.
         totals[self._rewards.isnan().all(dim=1)] = torch.nan
         grouped = totals.view(-1, size)
-        metrics = self._metrics[mode]
+        metrics = self._metrics["train"]
         for source in self.sources:
             groups = [group for group, name in enumerate(names) if name == source]
             metrics[f"sources/{source}/share"].append(len(groups) / len(names))
@@ -354,12 +369,13 @@ class RunTrainer(ExactResume, FastTrainer):
             return self._rewards
         if self._episodes is not None:
             args = self._episodes.add_records(*args)
+        self._last_scored = args
         with self._clock.inside("scoring"):
             self._rewards = super()._calculate_rewards(*args, **options)
         if self.difficulty is not None and self.model.training:
             self.difficulty.learn(args[0], self._rewards, self.reward_func_names)
-        if self._episodes is not None:
-            self._episodes.log_metrics(self._metrics["train" if self.model.training else "eval"])
+        if self._episodes is not None and self.model.training:
+            self._episodes.log_metrics(self._metrics["train"])
         return self._rewards
 
 

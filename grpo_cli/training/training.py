@@ -21,8 +21,7 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 from trl.trainer import grpo_trainer
 
 from grpo_cli.batch import BatchPlan, plan_batch
-from grpo_cli.checks.arithmetic import batch_inputs
-from grpo_cli.checks.contents import reward_context
+from grpo_cli.checks.arithmetic import batch_inputs, reward_context
 from grpo_cli.checks.settings import wanted_parts
 from grpo_cli.data.build import BuiltData, build_datasets
 from grpo_cli.data.streaming import stream_rows
@@ -141,7 +140,8 @@ def _train(
     """Train from the data to the final weights; `player` plays episodes, if the recipe has some."""
     recipe, folder, tokenizer = session.recipe, session.folder, tokenizer_of(processing_class)
     session.report("loading the rewards")
-    rewards = build_rewards(recipe.rewards, reward_context(recipe, str(session.processes.device)))
+    context = reward_context(recipe, str(session.processes.device), data.report.train_rows)
+    rewards = build_rewards(recipe.rewards, context)
     start = recipe.model
     if recipe.warmup is not None:
         start = _warm_up(session, args, tokenizer, data, rewards, player)

@@ -16,7 +16,11 @@ CLIP_REGION = "clip_ratio/region_mean"
 CLIP_LOW_MIN, CLIP_HIGH_MAX = "clip_ratio/low_min", "clip_ratio/high_max"
 CISPO_CLIP = "cispo_clip_ratio"
 VESPO_PHI = "vespo/phi_seq_mean"
+POLICY_LOSS, ENTROPY_COEF = "policy_loss", "entropy_coef"
 LOGP_DIFFERENCE = "sampling/sampling_logp_difference/mean"
+LOGP_DIFFERENCE_MAX = "sampling/sampling_logp_difference/max"
+IS_RATIO_MIN = "sampling/importance_sampling_ratio/min"
+IS_RATIO_MAX = "sampling/importance_sampling_ratio/max"
 STEP_TIME = "step_time"
 EVAL_METRICS = (
     REWARD,
@@ -45,7 +49,17 @@ ASYNC_WAIT, ASYNC_SYNC = "perf/rollout_wait_s", "perf/weight_sync_s"
 ASYNC_LEARNING, ASYNC_STEP = "perf/fwd_bwd_s", "perf/step_s"
 ASYNC_TOKENS = "batch/forwarded_tokens_per_step"
 LITERALS = {
-    "trl.trainer.grpo_trainer": (*EVAL_METRICS, VESPO_PHI, LOGP_DIFFERENCE, STEP_TIME),
+    "trl.trainer.grpo_trainer": (
+        *EVAL_METRICS,
+        VESPO_PHI,
+        LOGP_DIFFERENCE,
+        LOGP_DIFFERENCE_MAX,
+        IS_RATIO_MIN,
+        IS_RATIO_MAX,
+        POLICY_LOSS,
+        ENTROPY_COEF,
+        STEP_TIME,
+    ),
     "trl.experimental.async_grpo.async_grpo_trainer": (
         ASYNC_WAIT,
         ASYNC_SYNC,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from grpo_cli.checks.contents import reward_context
+from grpo_cli.checks.arithmetic import reward_context
 from grpo_cli.checks.recipe_checks import CheckedRecipe
 from grpo_cli.data.mixing import spread_rows
 from grpo_cli.environments.agents import Totals
@@ -20,7 +20,7 @@ from grpo_cli.issues import Issue
 from grpo_cli.recipe.dataset import IMAGES
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.rewards.building import build_rewards
-from grpo_cli.rewards.contract import EPISODE, NO_TRAINER, Batch
+from grpo_cli.rewards.contract import EPISODE, Batch
 from grpo_cli.rewards.scoring import Reward, weighted_sum
 from grpo_cli.workflows.reward_test import read_training_rows
 
@@ -52,7 +52,9 @@ def try_recipe(
     chosen = _choose_rows(recipe, rows or ROWS)
     on_progress("loading the rewards")
     with checked.loaded.placing_errors():
-        rewards = build_rewards(recipe.rewards, reward_context(recipe))
+        rows_of_epoch = checked.preview.train_rows if checked.preview else None
+        context = reward_context(recipe, train_rows=rows_of_epoch)
+        rewards = build_rewards(recipe.rewards, context)
     on_progress("loading the tokenizer")
     processing_class, stops = _load_tokenizer(recipe)
     result = try_environments(
@@ -108,7 +110,6 @@ def _scorer(rewards: Sequence[Reward], *, reads_images: bool) -> Totals:
             [episode.messages for episode in episodes],
             [episode.own_ids for episode in episodes],
             {**columns, EPISODE: [episode.as_json() for episode in episodes]},
-            {"trainer_state": NO_TRAINER},
         )
         scores = [reward.score(batch) for reward in cheap]
         weights = [reward.weight for reward in cheap]

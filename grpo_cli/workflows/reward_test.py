@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from grpo_cli.checks.contents import reward_context
+from grpo_cli.checks.arithmetic import reward_context
 from grpo_cli.checks.recipe_checks import CheckedRecipe
 from grpo_cli.environments.episode import add_empty_records
 from grpo_cli.errors import UsageError
@@ -50,7 +50,9 @@ def try_recipe(
         data = add_empty_records(data, has_images=recipe.has_images)
     on_progress("loading the rewards")
     with checked.loaded.placing_errors():
-        rewards = build_rewards(recipe.rewards, reward_context(recipe))
+        rows_of_epoch = checked.preview.train_rows if checked.preview else None
+        context = reward_context(recipe, train_rows=rows_of_epoch)
+        rewards = build_rewards(recipe.rewards, context)
     if all(reward.params.needs_episode for reward in rewards):
         raise UsageError(
             "there is nothing to test: the rewards score whole episodes, not answers. "

@@ -106,11 +106,12 @@ def count_reads(folder: str) -> dict[str, Any]:
             {name: device.put(value) for name, value in _make_rows(seed).items()} for seed in (0, 1)
         ]
         device.reset()
-        loss = trainer._learn(trainer.model, window)
+        loss, counts = trainer._learn(trainer.model, window)
+        trainer._log_step(counts)
         reads, uploads = dict(device.reads), dict(device.blocking_uploads)
         value = float(loss)
-    counts = {"micro_batches": len(passes), "reads": reads, "uploads": uploads}
-    return {"left_off": left_off, "loss": value, **counts}
+    seen = {"micro_batches": len(passes), "reads": reads, "uploads": uploads}
+    return {"left_off": left_off, "loss": value, **seen}
 
 
 def attend_tree() -> dict[str, Any]:

@@ -230,7 +230,40 @@ def test_the_kl_term_is_learned_from_in_all_rows(folders, tmp_path):
 def test_what_would_not_be_exact_is_left_off_and_equal_to_the_bit(folders, tmp_path, settings):
     plain, found, left_off = compare(folders["llama"], tmp_path, **settings)
     assert set(left_off) == {"no_signal", "shared_prompts"}
-    same(plain, found, "loss", "entropy", rel=0)
+    same(plain, found, "loss", "grad_norm", rel=0)
+
+
+@pytest.mark.parametrize("fast", [None, ALL], ids=["trl's step", "fast step"])
+def test_a_step_has_one_value_however_its_micro_batches_are_cut(folders, tmp_path, fast):
+    """The same six prompts: in micro-batches of different size, the last alone in its step, or in one."""
+    settings = {"prompts": PROMPTS[:6], "beta": 0.1, "num_iterations": 2, "learning_rate": 0.1}
+    settings |= {"shuffle_dataset": False, "loss_type": "dapo"}
+    tokenizer = AutoTokenizer.from_pretrained(folders["llama"], padding_side="left")
+    found = [
+        train(
+            FastTrainer, load(folders["llama"]), tokenizer, tmp_path, fast=fast, **settings, **cut
+        )[1]
+        for cut in (
+            {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 3},
+            {"per_device_train_batch_size": 24, "gradient_accumulation_steps": 1},
+        )
+    ]
+    clips = [name for name in found[0][1] if name.startswith("clip_ratio/")]
+    assert found[0][1]["clip_ratio/region_mean"] > 0
+    same(*found, "loss", "kl", "entropy", *clips, rel=1e-3)
+
+
+@pytest.mark.parametrize("loss_type", ["dapo", "bnpo", "grpo"])
+def test_the_loss_of_the_policy_is_the_loss_without_the_bonus(folders, tmp_path, loss_type):
+    settings = {"entropy_coef": 1e-9, "loss_type": loss_type, "gradient_accumulation_steps": 3}
+    settings |= {"steps_per_generation": 4, "num_iterations": 2}
+    tokenizer = AutoTokenizer.from_pretrained(folders["llama"], padding_side="left")
+    _, found, _ = train(
+        FastTrainer, load(folders["llama"]), tokenizer, tmp_path, fast=ALL, max_steps=4, **settings
+    )
+    for record in found:
+        assert record["policy_loss"] == pytest.approx(record["loss"], rel=1e-4, abs=1e-6)
+    assert any(abs(record["loss"]) > 1e-3 for record in found)
 
 
 def test_metrics_keep_their_meaning(folders, tmp_path):

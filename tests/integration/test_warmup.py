@@ -30,13 +30,38 @@ def text_of(warmup, *, lora=True):
     return text.replace("max_steps: 2", "max_steps: 2\n  beta: 0.1") + warmup
 
 
+# Scores depend on all that it has scored before, in training.
+NOVELTY = """\
+class Novelty:
+    def __init__(self):
+        self.seen = {}
+
+    def __call__(self, completions, **kwargs):
+        texts = [str(completion) for completion in completions]
+        for text in texts:
+            self.seen[text] = self.seen.get(text, 0) + 1
+        return [len(text) / len(self.seen) for text in texts]
+
+    def state_dict(self):
+        return {"seen": self.seen}
+
+    def load_state_dict(self, state):
+        self.seen = state["seen"]
+
+novelty = Novelty()
+"""
+
+
 def written(answer="<{{ answer }}>", **settings):
     values = {"answer": answer, "learning_rate": 1e-2, "num_train_epochs": 12, **settings}
     return f"warmup: {json.dumps(values)}\n".replace("{", "{{").replace("}", "}}")
 
 
 def test_the_form_of_the_answers_is_learned_and_grpo_begins_there(workshop):
-    recipe = workshop.write(text_of(written()), rows=24)
+    (workshop.folder / "novelty.py").write_text(NOVELTY)
+    own = "rewards:\n  - {{kind: python, path: ./novelty.py:novelty, weight: 0.1}}\n"
+    text = text_of(written()).replace("rewards:\n", own)
+    recipe = workshop.write(text, rows=24)
     done = workshop.grpo("train", recipe, "--set", "training.save_steps=1")
     assert done.returncode == 0, done.stderr
     run = workshop.run

@@ -68,9 +68,10 @@ class PythonParams(RewardParams):
     Formula: defined by the function. It is called like TRL's reward functions, once per batch:
     `f(prompts, completions, **columns)`, every argument by name and every value a list with one
     entry per completion; `completion_ids`, `trainer_state`, `log_extra` and `log_metric` are also
-    passed. Prompts and completions are strings, or lists of messages if the prompt is a
-    conversation. Unlike in TRL, a function without `**kwargs` receives only the arguments it names. It
-    returns one number per completion, or None for rows it does not apply to, and may be `async`.
+    passed. What it logs in an evaluation is of all rows, in one call. Prompts and completions are
+    strings, or lists of messages if the prompt is a conversation. Unlike in TRL, a function without
+    `**kwargs` receives only the arguments it names. It returns one number per completion, or None
+    for rows it does not apply to, and may be `async`.
     Range: any; finite numbers up to 1e18.
 
     Source: `GRPOTrainer._calculate_rewards` (TRL 1.16).

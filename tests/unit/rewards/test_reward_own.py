@@ -51,8 +51,8 @@ BATCH = Batch(
         ("def f(**kwargs): return [None, len(kwargs)]", [None, 8.0]),
         ("def f(completions, log_metric): log_metric('m', 1.0); return [1, 2]", [1.0, 2.0]),
         (
-            "def f(completions, trainer_state): return [0 if trainer_state is None else 1] * 2",
-            [0, 0],
+            "def f(completions, trainer_state): return [trainer_state.max_steps] * 2",
+            [1, 1],
         ),
         ("async def f(completions, **kwargs): return [1, 2]", [1.0, 2.0]),
         (
