@@ -73,8 +73,8 @@ class Evaluation:
         here = [place for place in range(len(rows)) if is_new[first + place]]
         own = rewards[first : first + len(rows)].tolist()
         self._completions += [self._describe(rows[at], scored[3][at], own[at]) for at in here]
-        if self._trainer.episodes is not None:
-            self._tools |= self._trainer.episodes.tool_names
+        if self._trainer._episodes is not None:
+            self._tools |= self._trainer._episodes.tool_names
         if here:
             self._batches.append(self._keep(scored).take(here))
 
@@ -137,7 +137,7 @@ class Evaluation:
             ),
             **_measure_lengths([each for group in groups for each in group]),
         }
-        if trainer.episodes is not None:
+        if trainer._episodes is not None:
             records = [each.episode for group in groups for each in group if each.episode]
             merged |= episode_metrics(records, sorted(set().union(*gather_object([self._tools]))))
         merged = {name: value for name, value in merged.items() if name != FRAC_ZERO_STD}

@@ -97,7 +97,7 @@ class Measurer:
             shares = measure_together(
                 phase, lambda: self._sample_and_score(phase, shard, model, tokenizer, log)
             )
-            logged = self._log_over_all(log)
+        logged = self._log_over_all(log)
         everyone = sorted((each for share in shares for each in share), key=lambda each: each.row)
         more = self._measure_more(name, phase, model)
         result = self._summarize(everyone, logged, time.monotonic() - started) | more

@@ -60,7 +60,7 @@ class RunTrainer(ExactResume, FastTrainer):
                 # Not of the model itself: peft's layers call its `forward` past all hooks.
                 backbone = without_wrapper(each).base_model
                 backbone.register_forward_pre_hook(_leave_out_no_images, with_kwargs=True)
-        self._episodes = self.episodes = episodes
+        self._episodes = episodes
         if episodes is not None:
             self.rollout_func = episodes.play
 
