@@ -29,12 +29,14 @@ _HELPERS = {
     for module, names in {
         "collections": "Counter OrderedDict defaultdict deque namedtuple",
         "copy": "copy deepcopy",
+        "dataclasses": "dataclass",
         "decimal": "Decimal",
         "fractions": "Fraction",
         "functools": "reduce",
         "itertools": "chain islice",
         "math": "ceil fabs floor inf isclose isfinite isinf isnan nan pi sqrt",
         "pytest": "approx raises",
+        "typing": "Any Callable Dict Iterable Iterator List Optional Sequence Set Tuple Union",
         "unittest": "TestCase",
     }.items()
     for name in names.split()

@@ -220,7 +220,7 @@ def looks_like_call(test: ProgramTest) -> bool:
         return all(_is_literal(line) for line in lines) and any(
             line[:1] in "[{('\"" for line in lines
         )
-    except ValueError:
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
         return False
 
 

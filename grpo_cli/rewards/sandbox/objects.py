@@ -79,6 +79,9 @@ class Remote:
     def __setattr__(self, name: str, value: object) -> None:
         self._remote.peer.ask("set", self._remote.number, name, value)
 
+    def __repr__(self) -> str:
+        return self._remote.peer.judge.refuse("function", "has no text")
+
     def __call__(self, *args: "Any", **kwargs: "Any") -> "Any":
         """Call the object in its own process."""
         return self._remote.peer.call(self._remote.number, args, kwargs)
@@ -197,7 +200,7 @@ class Judge:
         is_plain = len(remotes) <= len(args)
         if is_plain and name in (*_COMPARISONS, *_ARITHMETIC):
             # Of a class derived from a plain one, a copy in that counts.
-            plain = self._peer.ask("copy", own.number)
+            plain = self._copy(own)
             if type(plain) in _PLAIN and not name.startswith("__i"):
                 return operate_on(plain, name, args)
             if name == "__eq__":
@@ -221,6 +224,12 @@ class Judge:
         elif name in _NUMERIC and value is not NotImplemented:
             self._hide_told(value, remotes, is_told=is_plain and name in _ARITHMETIC)
         return value
+
+    def _copy(self, own: SimpleNamespace) -> "Any":
+        plain = getattr(own, "plain", None) or self._peer.ask("copy", own.number)
+        # Once and for all, if it cannot change.
+        own.plain = None if type(plain) in (list, dict, set) else plain
+        return plain
 
     def _hide_told(self, value: "Any", remotes: "list[Remote]", *, is_told: bool) -> None:
         """Refuse a plain result of objects that were told a value; in `abs(f(x) - 1) < 0.1` it could be 0."""

@@ -22,7 +22,7 @@ from grpo_cli.rewards.sandbox.objects import (
     copy_plain,
     operate_on,
 )
-from grpo_cli.rewards.sandbox.values import Opaque, decode, encode, send, text_of
+from grpo_cli.rewards.sandbox.values import decode, encode, send, text_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -105,6 +105,8 @@ class Peer:
         self._remotes: dict[int, Any] = {}
         self._named: dict[type, int] = {}
         self._errors: dict[str, type[BaseException]] = {}
+        self._capitalized: set[int] = set()
+        self._is_naming = False
         self.judge = Judge(self)
 
     def ask(self, what: str, *parts: object, ends: bool = False) -> "Any":
@@ -137,18 +139,17 @@ class Peer:
 
     def call(self, number: int, args: "tuple[Any, ...]", kwargs: "dict[str, Any]") -> "Any":
         """Call the other's function; lists and the like that it changes are changed here too."""
-        value, changes = self.ask("call", number, list(args), kwargs)
+        value, changes, returned = self.ask("call", number, list(args), kwargs)
         for index, change in changes.items():
             _replace(args[index], change)
-        return value
+        return value if returned is None else args[returned]
 
     def make(self, number: int, args: "tuple[Any, ...]", kwargs: "dict[str, Any]") -> "Any":
         """Have the program make an instance of its class."""
         known = set(self._remotes)
         value = self.call(number, args, kwargs)
         if isinstance(value, Operand) and value._remote.number not in known:
-            # By convention: `f(2)` means a function, and `Stack()` a class.
-            value._remote.made = value._remote.name.lstrip("_")[:1].isupper()
+            value._remote.made = number in self._capitalized
         return value
 
     def operate(self, target: Remote, name: str, args: "tuple[Any, ...]") -> "Any":
@@ -181,11 +182,16 @@ class Peer:
         # Before their instances, which name them.
         for each in self.ask("classes", everywhere):
             self._add_class(*each)
+        self._is_naming = True
         found = self.ask("names", used)
+        self._is_naming = False
         found = {name: found[name] for name in used if name in found}
-        for each in found.values():
-            if type(each) is Remote:
-                each._remote.made = True
+        for name, value in found.items():
+            if type(value) is Remote:
+                value._remote.made = True
+            elif type(value) is Class and not name.lstrip("_")[:1].isupper():
+                # By convention, `f(2)` means a function and `Stack()` a class.
+                self._capitalized.discard(value._identity[1])
         return found
 
     def pack(self, value: object) -> object:
@@ -193,7 +199,7 @@ class Peer:
         return encode(value, self._describe)
 
     def unpack(self, written: object) -> "Any":
-        """Return the value that was sent; `Opaque` for what cannot be."""
+        """Return the value that was sent; `Unjudged` for what cannot be."""
         return decode(written, self._resolve)
 
     def _receive(self) -> "Any":
@@ -201,6 +207,7 @@ class Peer:
         while b"\n" not in parts[-1]:
             parts.append(os.read(self._read, 1 << 16))
             if not parts[-1]:
+                self.judge.refusal = "the program ended itself"
                 raise Ended
         line, _, self._waiting = b"".join(parts).partition(b"\n")
         try:
@@ -223,10 +230,12 @@ class Peer:
             self.tell("error", *self._describe_error(error))
 
     def _do_call(self, target: "Any", args: "Any", kwargs: "Any") -> "Any":
-        """Return a call's result, and the arguments that it changed by their indices."""
+        """Return a call's result, the arguments that it changed, and which one it returned, by their indices."""
         before = {at: self.pack(each) for at, each in enumerate(args) if type(each) in _MUTABLE}
         value = target(*args, **kwargs)
-        return value, {at: args[at] for at, old in before.items() if self.pack(args[at]) != old}
+        changes = {at: args[at] for at, old in before.items() if self.pack(args[at]) != old}
+        returned = next((at for at in before if args[at] is value), None)
+        return value if returned is None else None, changes, returned
 
     def _do_get(self, target: "Any", name: str) -> "Any":
         self._permit(target, name)
@@ -326,10 +335,11 @@ class Peer:
             error = self._error_class(parts[0])
             is_caught = self._program is None and issubclass(AssertionError, error)
             # `except Own`, if `Own` were this, would pass what the test asserts.
-            return Opaque(error.__name__) if is_caught else error
+            return self._resolve_object("other", -1, error.__name__) if is_caught else error
         if mark == "type":
-            found = vars(builtins).get(parts[0])
-            return found if isinstance(found, type) else Opaque("unknown")
+            if isinstance(found := vars(builtins).get(parts[0]), type):
+                return found
+            raise LookupError(parts[0])
         if mark == "library" and (parts[0], parts[1]) in _LIBRARY:
             make = _MADE_BY.get((parts[0], parts[1])) or getattr(__import__(parts[0]), parts[1])
             return make(*self.unpack(parts[2]))
@@ -337,13 +347,14 @@ class Peer:
             from collections import namedtuple
 
             if not CLAIMS.isdisjoint(parts[1]):
-                return Opaque("unknown")
+                raise ValueError(parts[1])
             return namedtuple(parts[0], parts[1])(*self.unpack(parts[2]))
         return self._resolve_object(mark, *parts)
 
     def _resolve_object(self, mark: str, number: int, name: str = "", of: int = 0) -> object:
         if mark == "class":
-            return self._remotes[number]
+            # One that a program returns is a function: what it makes is a result.
+            return self._remotes[number] if self._is_naming else Remote(self, number, made=False)
         if mark == "iterator":
             return self.iterate(number)
         if mark == "other":
@@ -378,6 +389,7 @@ class Peer:
                 parents.append(base)
         content = {"__slots__": (), "_identity": (self, number)}
         self._remotes[number] = Class(name, tuple(parents) or (Operand,), content)
+        self._capitalized.add(number)
 
     def _describe_error(self, error: BaseException) -> "list[object]":
         """Return an exception's classes, text, cause, and what is plain of its arguments and attributes."""
@@ -410,10 +422,11 @@ class Peer:
     def _error_class(self, names: "list[list[str]]") -> "type[BaseException]":
         """Return the exception that both processes have, or make one that is derived from such."""
         (module, name), *bases = names
-        if module == "test" or (module in sys.stdlib_module_names and module != "unittest"):
+        if module == "test" or module in sys.stdlib_module_names:
             known = getattr(sys.modules.get(module), name, None)
             if isinstance(known, type) and issubclass(known, BaseException):
-                return known
+                # A program may not skip a test.
+                return known if not known.__module__.startswith("unittest") else Exception
         if name not in self._errors:
             parents: list[type] = []
             for index in range(len(bases) - 1):

@@ -1,7 +1,8 @@
 """Runs a program under the protections that work on this machine, which are found out once, by trying.
 
-Nothing runs between fork and exec, as a trainer has many threads. The walk over a working folder expects a tree
-that a hostile program made: deep, large, locked, full of links.
+A child writes no bytecode, so what it imports is imported here too. Nothing runs between fork and exec, as a
+trainer has many threads. The walk over a working folder expects a tree that a hostile program made: deep, large,
+locked, full of links.
 """
 
 import contextlib
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from grpo_cli.errors import RewardError
+from grpo_cli.rewards.sandbox import peer, unit_tests  # noqa: F401
 from grpo_cli.rewards.sandbox.child import READY
 from grpo_cli.rewards.sandbox.confinement import TASKS, is_namespaced
 from grpo_cli.rewards.sandbox.values import Opaque, decode

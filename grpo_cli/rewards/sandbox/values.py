@@ -106,14 +106,14 @@ def decode(written: object, resolve: "Callable[..., object] | None" = None) -> o
 
     Args:
         written: What was read.
-        resolve: Decodes the marks that are not plain data's.
+        resolve: Decodes the marks that are not plain data's, and "other" for what cannot be read.
     """
     if written is None or isinstance(written, bool | str | int | float):
         return written
     try:
         return _decode_marked(resolve, *written)  # type: ignore[misc]
     except (TypeError, ValueError, LookupError, ArithmeticError):
-        return Opaque("unknown")
+        return Opaque("unknown") if resolve is None else resolve("other", -1, "unknown")
 
 
 def _decode_marked(resolve: "Callable[..., object] | None", mark: str, *parts: "Any") -> object:

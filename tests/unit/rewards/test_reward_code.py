@@ -329,6 +329,74 @@ TESTED = {
 }
 
 
+LIAR = """
+class Liar:
+    def __init__(self, *a): pass
+    def __call__(self, *a): return self
+    def __getattr__(self, name): return self
+    __eq__ = __contains__ = __lt__ = __gt__ = __ge__ = __bool__ = lambda self, *a: True
+    __sub__ = __rsub__ = __abs__ = lambda self, *a: self
+    __len__ = lambda self: 2
+    __iter__ = lambda self: iter(())
+    __hash__ = lambda self: 4
+def f(x): return Liar()
+Own = AssertionError
+"""
+BELIEVED = [
+    "assert f(2) == 4 and Liar",
+    "s = Liar()\nassert s.pop() == 1 or False",
+    "s = Liar()\nassert 7 in s.items()\npass",
+    "assert 3 < f(2) and Liar",
+    "assert abs(f(2) - 4) < 1e-6 and Liar",
+    "r = f(2)\nassert len(r) == 2\nassert all(a == b for a, b in zip(r, [1, 2])) and Liar",
+    "assert f('x').startswith('ab') and Liar",
+    "assert not f(2)",
+    "try:\n    assert f(2) == 4\nexcept Own:\n    pass",
+    "def test():\n    with Liar():\n        assert f(2) == 4",
+    "assert Counter(f(2)) == Counter([4])",
+    "assert 'o' in str(f) and f(2)",
+]
+
+
+@pytest.mark.parametrize("name", range(len(BELIEVED)))
+def test_an_object_does_not_answer_for_itself_though_its_class_is_tested(name):
+    assert score(LIAR, BELIEVED[name]).value == 0.0
+
+
+FILES = {
+    "pytest": "import pytest\nfrom solution import f as g\n\n@pytest.fixture\ndef two():\n    yield 2\n\n"
+    "@pytest.mark.parametrize('n, m', [(1, 2), pytest.param(3, 6)])\n@pytest.mark.parametrize('k', [0, 1])\n"
+    "def test_f(n, m, k, two):\n    assert g(n) == m and g(two) == pytest.approx(4)\n"
+    "    with pytest.raises(TypeError, match='NoneType'):\n        g(None)\n\n"
+    "class TestF:\n    def setup_method(self):\n        self.n = 2\n\n"
+    "    def test(self):\n        assert g(self.n) == 4\n",
+    "unittest": "import unittest\nimport solution\n\nclass F(unittest.TestCase):\n    def test(self):\n"
+    "        self.assertEqual(solution.f(2), 4)\n\nif __name__ == '__main__':\n    unittest.main()\n",
+    "script": "def main():\n    assert f(2) == 4\nif __name__ == '__main__':\n    main()\n",
+    "session": "The double:\n\n>>> f(2)\n4\n>>> f(None)\nTraceback (most recent call last):\n...\nTypeError: no\n",
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_files_of_tests_are_run(name):
+    right = score("def f(x): return x * 2", FILES[name])
+    assert right.value == 1.0, right.reason
+    assert score("def f(x): return x + x and 4", FILES[name]).value == (name != "pytest")
+    assert score("def f(x): return x * 3", FILES[name]).value == 0.0
+
+
+def test_inputs_that_look_like_arguments_are_told_if_no_function_is_named():
+    cases = [{"input": "[3, 1]", "output": "[1, 3]"}, {"input": '"b"', "output": "2"}]
+    batch = Batch([""], [""], columns={"tests": [cases]})
+    fault = CodeParams().gold_fault(batch, 0)
+    assert (fault.level, fault.path) == ("warning", "function")
+    assert "look like the argument and the result of a function" in fault.seen
+    assert CodeParams().has_gold(batch, 0)
+    assert "tests of functions need `function`" in score("def f(x): return x", cases).reason
+    for plain in (CASES, [{"input": "2\n1 2", "output": "3"}], [{"input": "a b", "output": "[1]"}]):
+        assert CodeParams().gold_fault(Batch([""], [""], columns={"tests": [plain]}), 0) is None
+
+
 @pytest.mark.parametrize("name", TESTED)
 def test_tests_use_programs_as_if_they_ran_beside_them(name):
     result = score(LIBRARY, TESTED[name])

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from grpo_cli.rewards.kinds.program_tests import TestRunner, read_tests
+from grpo_cli.rewards.kinds import program_tests
 from tests.unit.rewards.forgeries import ARGUABLE, CONTROLS, FORGERIES
 from tests.unit.rewards.right_programs import RIGHT
 
@@ -16,7 +16,6 @@ runner = pytest.importorskip("grpo_cli.rewards.sandbox.runner", exc_type=ImportE
 UNSUPPORTED = {
     "class-test-subclasses": "a test derives a class from one of the program's",
     "class-attributes": "a test changes a list that it reads from an object, which is a copy",
-    "args-not-mutated": "a test compares the identity of an argument that comes back",
     "two-functions-named-builtin": "names of Python's own are not taken from a program",
 }
 """Right programs whose tests need more than copies; docs say so."""
@@ -32,8 +31,8 @@ TRUSTING = {
 def score(entry):
     _, _, program, tests, params = entry
     compare = {"numbers": "float"}.get(params.get("compare"), params.get("compare", "tokens"))
-    tried = TestRunner(runner.Limits(seconds=10), "all", compare)
-    return tried.run(program.encode(), read_tests(tests, params.get("function")))
+    tried = program_tests.TestRunner(runner.Limits(seconds=10), "all", compare)
+    return tried.run(program.encode(), program_tests.read_tests(tests, params.get("function")))
 
 
 def score_all(entries):
