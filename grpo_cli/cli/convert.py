@@ -22,12 +22,12 @@ def convert(
         Path,
         typer.Argument(
             metavar="FILE",
-            help="Another tool's YAML, a Python script that trains with TRL, or a recipe.",
+            help="Another tool's YAML, a Python script, notebook or shell script that trains, or a recipe.",
         ),
     ],
     from_: Annotated[
         str | None,
-        typer.Option("--from", help="trl, open-r1 or axolotl; recognised by the keys by default."),
+        typer.Option("--from", help="trl, open-r1, axolotl or ms-swift; recognised by default."),
     ] = None,
     to: Annotated[str, typer.Option(help="recipe, or trl for `trl grpo --config`.")] = "recipe",
     output: Annotated[
@@ -35,9 +35,9 @@ def convert(
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """Turn a GRPO config of TRL, open-r1 or axolotl into a recipe, or a recipe into TRL's.
+    """Turn a GRPO config of TRL, open-r1, axolotl or ms-swift into a recipe, or a recipe into TRL's.
 
-    A script (`train.py`) is read, not run. Every key is mapped, left to do, or listed as dropped with the
+    Scripts and notebooks are read, not run. Every key is mapped, left to do, or listed as dropped with the
     reason. Exit code 1 if the result is written but has errors or lines TO DO.
     """
     from grpo_cli.convert.conversion import convert_file

@@ -1,5 +1,6 @@
 """From a file to a converted file: read, recognise, translate, check and write."""
 
+import ast
 import json
 import os
 import re
@@ -13,22 +14,36 @@ from grpo_cli.checks.recipe_checks import check_recipe
 from grpo_cli.convert import trl
 from grpo_cli.convert.axolotl import convert_axolotl
 from grpo_cli.convert.datasets import PROMPT_EXAMPLE
-from grpo_cli.convert.key_report import Dialect, KeyReport, find, put, write_recipe
+from grpo_cli.convert.key_report import (
+    CONVERTIBLE,
+    Dialect,
+    KeyReport,
+    find,
+    put,
+    read_keys,
+    write_recipe,
+)
 from grpo_cli.convert.rewards import name_file
 from grpo_cli.convert.script import Script
+from grpo_cli.convert.script_values import MISSING
+from grpo_cli.convert.shell import Command, build_tree, read_command
 from grpo_cli.convert.sources import read_python
+from grpo_cli.convert.swift import SIGNS as SWIFT_SIGNS
+from grpo_cli.convert.swift import convert_swift
 from grpo_cli.convert.to_trl import flatten_recipe
 from grpo_cli.convert.versions import note_versions
 from grpo_cli.errors import UsageError, nearest, recipe_error
-from grpo_cli.issues import Issue
+from grpo_cli.issues import Issue, Location
 from grpo_cli.recipe.loading import load_recipe
 from grpo_cli.recipe.yaml_tree import Node, read_source, read_text
 
+_SHELL = (".sh", ".bash", ".slurm", ".sbatch", ".pbs", ".zsh")
 DIALECTS: tuple[Dialect, ...] = get_args(Dialect)
 _CONVERTERS = {
     "trl": trl.convert_trl,
     "open-r1": trl.convert_open_r1,
     "axolotl": convert_axolotl,
+    "ms-swift": convert_swift,
 }
 _TARGETS = ("recipe", "trl")
 _TRL_SIGNS = (
@@ -37,7 +52,17 @@ _TRL_SIGNS = (
 _AXOLOTL_SIGNS = "base_model rl trl micro_batch_size".split()
 _GENERIC_FOLDERS = ("", "output", "outputs", "out", "model-out", "results", "checkpoints")
 """Output folders that do not name a training; the config's file name does."""
-_RECIPE_SIGNS = frozenset({"model", "rewards", "extends"})
+_RECIPE_SIGNS = frozenset({"rewards", "extends"})
+_OTHER_TOOLS = {
+    "actor_rollout_ref": "verl",
+    "algorithm": "verl",
+    "orchestrator": "prime-rl",
+    "actor_num_nodes": "OpenRLHF",
+    "prompt_data": "OpenRLHF",
+    "policy": "NeMo RL",
+    "grpo": "NeMo RL",
+}
+"""Top-level keys of tools whose configs cannot be converted."""
 _PLACEHOLDERS: dict[str, dict[str, Any]] = {
     "model.path": {"model.path": "to/choose"},
     "dataset": {"dataset.kind": "hub", "dataset.path": "to/choose", "dataset.eval_split": "test"},
@@ -237,17 +262,7 @@ def translate(
     """
     here = Path.cwd()
     folders = (output.resolve().parent if output else here, here, source.resolve().parent)
-    if source.suffix in (".py", ".ipynb"):
-        if dialect not in (None, "trl"):
-            cause = f"{source} is Python, which only TRL has"
-            raise UsageError(f"{cause}. Fix: leave --from out")
-        report = _translate_script(
-            Script(*read_python(text, source), source, folders[0], {}), folders
-        )
-    else:
-        tree = read_text(text, str(source))
-        report = KeyReport(tree, *recognise(tree, dialect, str(source)))
-        _CONVERTERS[report.dialect](report, folders)
+    report = _translate_any(text, source, dialect, folders)
     report.recipe["name"] = _name(report, source)
     if find(report.recipe, "model.path") is None:
         report.to_do.setdefault("model.path", "name the model: a hub id or a folder")
@@ -261,6 +276,62 @@ def translate(
         note_versions(report)
     for target in _PATHS:
         _anchor(report, target, here, folders[0])
+    return report
+
+
+def _translate_any(
+    text: str, source: Path, dialect: str | None, folders: tuple[Path, ...]
+) -> KeyReport:
+    """Translate a file of any kind."""
+    is_python = source.suffix in (".py", ".ipynb")
+    is_shell = source.suffix in _SHELL or re.match(r"#!.*\b(ba|z|k)?sh\b", text) is not None
+    if (is_python or is_shell) and dialect not in (
+        None,
+        "trl",
+        *(("ms-swift",) if is_shell else ()),
+    ):
+        cause = (
+            f"{source} is a script, which only TRL{' and ms-swift have' if is_shell else ' has'}"
+        )
+        raise UsageError(f"{cause}. Fix: leave --from out")
+    if is_python:
+        return _translate_script(
+            Script(*read_python(text, source), source, folders[0], None), folders
+        )
+    if is_shell:
+        return _translate_command(read_command(text, source), source, folders)
+    if source.suffix == ".toml":
+        cause = "is TOML, which none of the tools that can be converted reads"
+        raise recipe_error(cause, CONVERTIBLE, location=Location(str(source)))
+    tree = read_text(text, str(source))
+    report = KeyReport(tree, *recognise(tree, dialect, str(source)))
+    _CONVERTERS[report.dialect](report, folders)
+    return report
+
+
+def _translate_command(command: Command, source: Path, folders: tuple[Path, ...]) -> KeyReport:
+    """Translate a command of a shell script: of TRL or ms-swift, or one that starts a Python script."""
+    tree, unset = build_tree(command, source)
+    script = next(
+        (each for each in (Path(command.tool), source.parent / command.tool) if each.is_file()),
+        None,
+    )
+    if command.tool not in ("trl", "swift") and script is not None:
+        flags = {**tree.plain(), **dict.fromkeys(unset, MISSING)}
+        reader = Script(*read_python(read_source(script), script), script, folders[0], flags)
+        for name in tree.value.keys() & read_keys("launch")["keep"].keys():
+            reader.put(name, tree.value[name].plain(), ast.Constant(None))
+        return _translate_script(reader, folders)
+    is_r1 = bool(dict(_find_signs(tree))["open-r1"])
+    dialect: Dialect = "ms-swift" if command.tool == "swift" else "open-r1" if is_r1 else "trl"
+    names = {"swift": "swift rlhf", "trl": "trl grpo"}
+    report = KeyReport(tree, dialect, (names.get(command.tool, command.tool),))
+    for name, value in unset.items():
+        target = read_keys("script-targets").get(name) or trl.find_home(name)
+        target = target or trl.find_model_key(name) or "training"
+        text = f"line {command.line} of {source.name} has `--{name} {value}`; write its value"
+        report.to_do[target] = text
+    _CONVERTERS[dialect](report, folders)
     return report
 
 
@@ -288,22 +359,33 @@ def recognise(tree: Node, dialect: str | None, source: str) -> tuple[Dialect, Se
         raise recipe_error(message, fix, location=tree.location)
     if dialect is not None:
         return dialect, ()
-    if tree.value.keys() & _RECIPE_SIGNS:
+    if _is_recipe(tree):
         fix = f"check it with `grpo check {source}`, or convert it with `--to trl`"
         raise recipe_error("is a recipe of grpo already", fix, location=tree.location)
     for name, signs in _find_signs(tree):
         if signs:
             return name, signs[:4]
-    listed = ", ".join(["base_model", *_TRL_SIGNS])
-    message = f"is no config of TRL, open-r1 or axolotl: it has none of {listed}"
-    fix = "say whose it is with --from trl|open-r1|axolotl"
-    raise recipe_error(message, fix, location=tree.location)
+    others = [tool for key, tool in _OTHER_TOOLS.items() if key in tree.value]
+    about = (
+        f"a config of {others[0]}, which is not converted"
+        if others
+        else "no config of TRL, open-r1, axolotl or ms-swift"
+    )
+    raise recipe_error(f"is {about}", CONVERTIBLE, location=tree.location)
+
+
+def _is_recipe(tree: Node) -> bool:
+    model = tree.value.get("model")
+    is_ours = model is not None and isinstance(model.value, dict)
+    others = {*_OTHER_TOOLS, *SWIFT_SIGNS}
+    return not others & tree.value.keys() and bool(is_ours or tree.value.keys() & _RECIPE_SIGNS)
 
 
 def _find_signs(tree: Node) -> Iterator[tuple[Dialect, list[str]]]:
     """Yield each tool with its keys in a config, the most telling tool first."""
     rewards = str((tree.child("reward_funcs") or Node("", tree.location)).plain())
     own = [name for name in trl.R1_REWARD_SIGNS if f"'{name}'" in rewards]
+    yield "ms-swift", [key for key in SWIFT_SIGNS if key in tree.value]
     yield "axolotl", [key for key in _AXOLOTL_SIGNS if {"base_model", key} <= tree.value.keys()]
     yield "open-r1", [*(key for key in trl.R1_SIGNS if key in tree.value), *own]
     yield "trl", [key for key in _TRL_SIGNS if key in tree.value]

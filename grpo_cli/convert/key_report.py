@@ -16,8 +16,19 @@ from grpo_cli.recipe.explanation import Path, dotted, locate
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.recipe.yaml_tree import Node, write_plain
 
-Dialect = Literal["trl", "open-r1", "axolotl"]
-_TOOLS: dict[Dialect, str] = {"trl": "TRL", "open-r1": "open-r1", "axolotl": "axolotl"}
+Dialect = Literal["trl", "open-r1", "axolotl", "ms-swift"]
+_TOOLS: dict[Dialect, str] = {
+    "trl": "TRL",
+    "open-r1": "open-r1",
+    "axolotl": "axolotl",
+    "ms-swift": "ms-swift",
+}
+CONVERTIBLE = (
+    "name YAML or JSON of TRL, open-r1, axolotl or ms-swift (or say whose it is with "
+    "--from trl|open-r1|axolotl|ms-swift), a Python script or notebook that makes a GRPOTrainer, or a shell "
+    "script that starts `trl grpo` or `swift rlhf`"
+)
+"""The fix for a file that cannot be converted."""
 EMPTY = "empty, so the default holds"
 
 

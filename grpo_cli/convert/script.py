@@ -25,7 +25,7 @@ from grpo_cli.convert.script_values import (
 )
 from grpo_cli.convert.trl import find_home
 from grpo_cli.errors import nearest
-from grpo_cli.recipe.grpo_fields import read_grpo_fields
+from grpo_cli.recipe.grpo_fields import MOVED, read_grpo_fields, refusal_of
 
 _TRAINER = (
     "model reward_funcs args train_dataset eval_dataset processing_class reward_processing_classes "
@@ -185,7 +185,8 @@ class Script(ScriptModel):
         elif target is not None:
             self.leave(target, value, node, "write its value")
         else:
-            self.put(name, code_of(node), node)
+            reason = refusal_of(name) or MOVED.get(name) or "recipes have no such setting"
+            self.drop(name, node, reason.removeprefix("remove it: "))
 
     def _take_sampling(self, made: Object) -> None:
         """Take vLLM's `SamplingParams`, which unsloth samples with."""

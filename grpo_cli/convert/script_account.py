@@ -39,7 +39,7 @@ class ScriptAccount:
         cells: Sequence[int],
         source: FilePath,
         folder: FilePath,
-        flags: Mapping[str, Any],
+        flags: Mapping[str, Any] | None,
     ) -> None:
         self.file, self._cells = source, cells
         self.path = name_file(source.resolve(), folder)
@@ -82,17 +82,17 @@ class ScriptAccount:
         """Read functions that the script itself does not call, if nothing that it calls trains."""
         evaluator = self.evaluator
         instances: dict[int, Value] = {}
+        mentions = {node: self._mentions_training(node) for node in self._list_definitions()}
         for function in list(evaluator.functions):
             if any(map(self.is_trainer, evaluator.made)):
                 return
             node, cls = function.node, function.cls
+            base = cls.outside_base if cls is not None else None
+            if base is not None and (base.last_name.endswith("Trainer") or "GRPO" in base.name):
+                continue  # a trainer that another file makes
             owner = node if cls is None else cls.node
             name = str(getattr(node, "name", ""))
-            if (
-                node in evaluator.entered
-                or name.startswith("__")
-                or "GRPO" not in code_of(owner, 10**6)
-            ):
+            if node in evaluator.entered or name.startswith("__") or not mentions.get(owner):
                 continue
             unknown: dict[str, Value] = {"**": Object(node, parts=(Object(node),))}
             positional: tuple[Value, ...] = ()
@@ -102,6 +102,23 @@ class ScriptAccount:
                 positional = (instances[id(cls)],)
             entry = Function(node, frame=function.frame, positional=positional, cls=cls)
             evaluator.call_value(node, entry, [], unknown)
+
+    def _list_definitions(self) -> list[ast.AST]:
+        kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+        return [node for node in self.nodes if isinstance(node, kinds)]
+
+    @staticmethod
+    def _mentions_training(definition: ast.AST) -> bool:
+        """Return whether code names something of GRPO, or gives something rewards."""
+        for node in ast.walk(definition):
+            name = (
+                getattr(node, "id", None)
+                or getattr(node, "attr", None)
+                or getattr(node, "arg", None)
+            )
+            if isinstance(name, str) and ("GRPO" in name or name == "reward_funcs"):
+                return True
+        return False
 
     # What an object is.
 
@@ -278,7 +295,8 @@ class ScriptAccount:
             return f" ({', or '.join(texts)})"
         default = default_of(value) if value is not None else MISSING
         if default is MISSING:
-            return ""
+            is_flag = isinstance(value, Object) and value.name.startswith("--")
+            return f" (`{value.name}`, which has no default)" if is_flag else ""  # type: ignore[union-attr]
         flag = (
             value.name
             if isinstance(value, Object) and value.name.startswith("--")
@@ -290,6 +308,8 @@ class ScriptAccount:
         literal = plain(value)
         if isinstance(value, Object) and value.name == "unset":
             return "not set"
+        if isinstance(value, Object) and value.name.startswith("--"):
+            return f"`{value.name}`"
         return code_of(value.node) if literal is MISSING else repr(literal)
 
     def add_to_do(self, target: str, text: str) -> None:

@@ -40,10 +40,11 @@ _ENVIRONMENT = ("os.environ.get", "os.getenv", "os.environ.setdefault", "os.envi
 class Calls(Expressions):
     """Evaluates calls; statements of functions are its child's."""
 
-    def __init__(self, flags: Mapping[str, Any]) -> None:
+    def __init__(self, flags: Mapping[str, Any] | None) -> None:
         super().__init__()
-        self._flags = flags
+        self._flags = flags or {}
         """Arguments of the command line that are given, by name."""
+        self._knows_flags = flags is not None
 
     def execute(self, body: Sequence[ast.stmt], frame: Frame) -> str | None:
         """Read statements in order; return why they end early, or None."""
@@ -409,12 +410,15 @@ class Calls(Expressions):
             )
 
     def _argument(self, node: ast.AST, name: str, default: Value | None, kind: str = "") -> Value:
-        if name in self._flags:
+        is_unset = name in self._flags and self._flags[name] is MISSING
+        if name in self._flags and not is_unset:
             value = self._flags[name]
             return known(node, str(value) if kind == "str" else value)
         value = default_of(default) if default is not None else MISSING
         if isinstance(value, str) and kind in ("int", "float"):
             value = read_scalar(value)
+        if self._knows_flags and value is not MISSING and not is_unset:
+            return known(node, value)
         parts = (default,) if default is not None else (Object(node),)
         return Object(node, name=f"--{name}", parts=parts, default=value)
 
@@ -422,11 +426,7 @@ class Calls(Expressions):
         """Return an instance of a dataclass whose fields the command line gives."""
         if not isinstance(kind, Class):
             name = kind.name if isinstance(kind, Object) else ""
-            return self.make(
-                node,
-                name,
-                {**self._list_given(node), "**": Object(node, name="flags", parts=(parser,))},
-            )
+            return self.make(node, name, self._list_given(node, parser))
         instance = Object(node, name=kind.name, cls=kind, parts=(parser,))
         for cls in reversed(kind.ancestry()):
             for name in cls.fields if isinstance(cls, Class) else ():
@@ -435,12 +435,17 @@ class Calls(Expressions):
                 instance.attrs[name] = self._argument(node, name, default)
         if (base := kind.outside_base) is not None:
             fields = {key: value for key, value in instance.attrs.items() if isinstance(key, str)}
-            flags = Object(node, name="flags", parts=(parser,))
-            return self._build(instance, base, {**fields, **self._list_given(node), "**": flags})
+            return self._build(instance, base, {**fields, **self._list_given(node, parser)})
         return instance
 
-    def _list_given(self, node: ast.AST) -> dict[str, Value]:
-        return {name: known(node, value) for name, value in self._flags.items()}
+    def _list_given(self, node: ast.AST, parser: Object) -> dict[str, Value]:
+        """Return what the command line gives; `**` stands for it if it is not known."""
+        given: dict[str, Value] = {
+            name: Object(node, name=f"--{name}") if value is MISSING else known(node, value)
+            for name, value in self._flags.items()
+        }
+        unknown = Object(node, name="flags", parts=(parser,))
+        return given if self._knows_flags else {**given, "**": unknown}
 
 
 def _root(value: Value) -> Value:

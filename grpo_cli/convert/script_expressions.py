@@ -20,6 +20,7 @@ from grpo_cli.convert.script_values import (
     compute,
     default_of,
     known,
+    negate,
     plain,
 )
 
@@ -201,7 +202,7 @@ class Expressions(Environment):
             return self.evaluate(body if data else orelse, frame)
         options = [
             (code_of(test), self.evaluate(body, frame)),
-            (f"not ({code_of(test)})", self.evaluate(orelse, frame)),
+            (negate(code_of(test)), self.evaluate(orelse, frame)),
         ]
         default = default_of(value)
         chosen = MISSING if default is MISSING else default_of(options[0 if default else 1][1])

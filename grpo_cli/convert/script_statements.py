@@ -20,6 +20,7 @@ from grpo_cli.convert.script_values import (
     code_of,
     default_of,
     known,
+    negate,
     plain,
 )
 
@@ -66,7 +67,7 @@ class Evaluator(Calls):
         default = default_of(self.evaluate(statement.test, frame))
         arms = [
             (code, lambda: read(statement.body, ends[1])),
-            (f"not ({code})", lambda: read(statement.orelse, ends[0])),
+            (negate(code), lambda: read(statement.orelse, ends[0])),
         ]
         signals = self.branch(statement, arms, default)
         if has_read_rest:

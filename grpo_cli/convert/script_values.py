@@ -247,6 +247,14 @@ def code_of(node: ast.AST, longest: int = 60) -> str:
     return code if len(code) <= longest else f"{code[: longest - 3]}…"
 
 
+def negate(condition: str) -> str:
+    """Return the code of the opposite condition."""
+    is_simple = (
+        condition.startswith("not ") and " and " not in condition and " or " not in condition
+    )
+    return condition.removeprefix("not ") if is_simple else f"not ({condition})"
+
+
 def line_of(node: ast.AST) -> int:
     """Return the line of an expression; of a call, that of the function's own name, as in a chain."""
     if isinstance(node, ast.Call):

@@ -3,6 +3,7 @@
 import ast
 import json
 import platform
+import re
 import warnings
 from pathlib import Path as FilePath
 from typing import Any
@@ -10,7 +11,8 @@ from typing import Any
 from grpo_cli.errors import recipe_error
 from grpo_cli.issues import Location
 
-_MAGIC = ("%", "!", "?")
+_MAGIC = re.compile(r"\s*(\w+\s*=\s*)?[%!?]")
+"""Lines for the shell or for the notebook itself."""
 
 
 def read_python(text: str, source: FilePath) -> tuple[ast.Module, list[int]]:
@@ -52,9 +54,9 @@ def _without_magic(code: str) -> str:
     is_continued = False
     for line in lines:
         indent = line[: len(line) - len(line.lstrip())]
-        is_magic = is_continued or line.lstrip().startswith(_MAGIC)
+        is_magic = is_continued or _MAGIC.match(line) is not None
+        kept.append("" if is_continued else f"{indent}pass" if is_magic else line)
         is_continued = is_magic and line.rstrip().endswith("\\")
-        kept.append(f"{indent}pass" if is_magic else line)
     return "\n".join(kept)
 
 

@@ -223,6 +223,7 @@ def convert_trl(
     take_dataset(report)
     take_rewards(report, {**TRL_REWARDS, **(rewards or {})}, folders)
     take_sampling(report)
+    report.take({name: rule for name, rule in read_table("open-r1").items() if name in _SHARED})
     take_training(report)
 
 
@@ -255,6 +256,12 @@ def find_home(name: str) -> str | None:
     return grpo_fields.key_in_home(today) if is_field else None
 
 
+def find_model_key(name: str) -> str | None:
+    """Return a recipe's key for a key of `ModelConfig` or of the dataset, or None."""
+    rule = {**MODEL, **LORA, **NAMED}.get(name)
+    return rule if isinstance(rule, str) else None
+
+
 def _take_field(report: KeyReport, name: str) -> None:
     """Decide what no table took: fields of `GRPOConfig`, what a recipe refuses, and unknown keys."""
     today, home, key = grpo_fields.RENAMED.get(name, name), find_home(name), (name,)
@@ -278,7 +285,8 @@ _PARAMETERS: dict[str, tuple[str, str, Any]] = read_keys("open-r1-parameters")
 _R1_REWARDS = read_rewards("open-r1-rewards")
 
 
-def _take_system_prompt(report: KeyReport, key: Path, value: Any) -> None:
+def take_system_prompt(report: KeyReport, key: Path, value: Any) -> None:
+    """Take a system prompt as it is written, though recipes read it as Jinja."""
     is_jinja = any(mark in str(value) for mark in ("{{", "{%", "{#"))
     text = f"{{% raw %}}{value}{{% endraw %}}" if is_jinja else str(value)
     report.keep(key, "dataset.prompt.system", text)
@@ -293,14 +301,16 @@ def _take_mixture(report: KeyReport, key: Path, value: Any) -> None:
 
 _R1_KEYS: Table = {
     "dataset_mixture": _take_mixture,
-    "system_prompt": _take_system_prompt,
+    "system_prompt": take_system_prompt,
     "dataset_prompt_column": lambda report, key, column: report.keep(
         key, "dataset.prompt.user", f"{{{{ {column} }}}}"
     ),
     **read_table("open-r1"),
 }
-R1_SIGNS = (*_R1_KEYS, *_PARAMETERS)
-"""Keys of open-r1 that TRL does not have."""
+_SHARED = ("callbacks", "chat_template", "wandb_entity", "wandb_project", "wandb_run_group")
+"""Keys of open-r1 that scripts of others have too."""
+R1_SIGNS = tuple(key for key in (*_R1_KEYS, *_PARAMETERS) if key not in _SHARED)
+"""Keys that open-r1 alone has."""
 R1_REWARD_SIGNS = tuple(_R1_REWARDS)
 """Reward functions of open-r1 that TRL does not have."""
 

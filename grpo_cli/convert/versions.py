@@ -27,13 +27,14 @@ def note_versions(report: KeyReport) -> None:
         needs_vllm = name.startswith("vllm_") and not report.is_on("use_vllm")
         if is_read and not is_set and not needs_vllm and oldest < _parse(version):
             report.notes[home] = f"{today} ({before} before TRL {version})"
-    if "max_prompt_length" in keys and report.get("max_prompt_length") is not None:
-        report.notes[_UNCUT] = "TRL cut longer prompts from the left; a recipe drops their rows"
+    length = report.get("max_prompt_length")
+    if length is not None:
+        report.notes[_UNCUT] = (
+            f"{length} (TRL cut longer prompts from the left; a recipe drops them)"
+        )
     if report.notes and signs:
         sign, version = min(signs.items(), key=lambda item: _parse(item[1]))
-        report.notes["version"] = (
-            f"`{sign}` is of TRL before {version}, so its defaults are the earlier ones"
-        )
+        report.notes[sign] = f"is of TRL before {version}"
 
 
 def _parse(version: str) -> tuple[int, ...]:

@@ -142,7 +142,7 @@ def test_what_is_left_to_do_does_not_hide_what_is_wrong(tmp_path):
     ("text", "arguments", "said"),
     [
         (GOOD, (), "is a recipe of grpo already"),
-        ("colour: blue\n", (), "--from trl|open-r1|axolotl"),
+        ("colour: blue\n", (), "--from trl|open-r1|axolotl|ms-swift"),
         ("a: [1\n", (), "not valid YAML"),
         (WHOLE, ("--from", "verl"), "there is no dialect `verl`"),
         (WHOLE, ("--to", "verl"), "there is no target `verl`"),

@@ -157,6 +157,8 @@ class Workshop:
         (self.folder / "my_rewards.py").write_text(readme["python"])
         (self.folder / "broken.yaml").write_text(BROKEN)
         (self.folder / "train.py").write_text(SCRIPT)
+        command = "trl grpo --model_name_or_path org/model --dataset_name org/rows"
+        (self.folder / "run.sh").write_text(f"{command} --reward_funcs think_format_reward\n")
         launch = next(block.text for block in read_blocks("yaml") if "machine 0" in block.text)
         machines = {**TINY, **yaml.safe_load(launch)}
         written = {"recipe": TINY, "served": SERVED, "machines": machines, "trl": OF_TRL}

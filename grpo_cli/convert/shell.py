@@ -1,0 +1,224 @@
+"""Shell scripts that start a training: the command, its flags, and the YAML that they name.
+
+Source: `trl grpo`, `accelerate launch`, `torchrun`, and ms-swift's `swift rlhf`.
+"""
+
+import re
+import shlex
+from dataclasses import dataclass, field
+from pathlib import Path as FilePath
+from typing import Any
+
+from grpo_cli.convert.key_report import CONVERTIBLE
+from grpo_cli.errors import recipe_error
+from grpo_cli.issues import Location
+from grpo_cli.recipe.yaml_tree import Node, as_node, merge, read_scalar, read_source, read_text
+
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+_VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?::?-([^}]*))?\}|([A-Za-z_]\w*))")
+_ENDS = {"|", "||", "&&", "&", ";", ">", ">>", "2>&1", "<"}
+_LAUNCHER_NAMES = {
+    "nproc_per_node": "num_processes",
+    "nproc-per-node": "num_processes",
+    "NPROC_PER_NODE": "num_processes",
+    "nnodes": "num_machines",
+    "NNODES": "num_machines",
+    "node_rank": "machine_rank",
+    "NODE_RANK": "machine_rank",
+    "master_addr": "main_process_ip",
+    "MASTER_ADDR": "main_process_ip",
+    "master_port": "main_process_port",
+    "MASTER_PORT": "main_process_port",
+    "num_gpus": "num_processes",
+}
+"""Flags of torchrun and deepspeed, and variables of ms-swift → accelerate's."""
+
+
+@dataclass
+class Command:
+    """A command that starts a training."""
+
+    line: int
+    tool: str
+    """`trl`, `swift`, or the Python file that is started."""
+    words: list[str] = field(default_factory=list)
+    """Its arguments."""
+    launcher: list[str] = field(default_factory=list)
+    """Arguments of accelerate or torchrun before the Python file."""
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+def read_command(text: str, source: FilePath) -> Command:
+    """Return the command of a shell script that starts a training with TRL or ms-swift.
+
+    Raises:
+        RecipeError: There is none, or several.
+    """
+    variables: dict[str, str] = {}
+    exported: dict[str, str] = {}
+    commands: list[Command] = []
+    for line, code in _join_lines(text):
+        words = _split(code)
+        if words and words[0] in ("export", "declare", "local", "readonly"):
+            pairs = [_ASSIGNMENT.fullmatch(word) for word in words[1:]]
+            variables |= {pair[1]: _expand(pair[2], variables) for pair in pairs if pair}
+            exported |= {pair[1]: variables[pair[1]] for pair in pairs if pair}
+            continue
+        words = [_expand(word, variables) for word in words]
+        start = next(
+            (i for i, word in enumerate(words) if not _ASSIGNMENT.fullmatch(word)), len(words)
+        )
+        pairs = [_ASSIGNMENT.fullmatch(word) for word in words[:start]]
+        own = {pair[1]: pair[2] for pair in pairs if pair}
+        if start == len(words):
+            variables |= own
+        elif (command := _find_command(words[start:], line)) is not None:
+            command.environment = {**exported, **own}
+            commands.append(command)
+    meant = [each for each in commands if each.tool in ("trl", "swift")] or commands
+    if len(meant) != 1:
+        lines = ", ".join(str(each.line) for each in meant)
+        found = (
+            f"starts {len(meant)} trainings (lines {lines})"
+            if meant
+            else "starts no training of TRL or ms-swift"
+        )
+        fix = "keep one of them in the file" if meant else CONVERTIBLE
+        raise recipe_error(
+            found, fix, location=Location(str(source), meant[0].line if meant else 1, 1)
+        )
+    return meant[0]
+
+
+def _join_lines(text: str) -> list[tuple[int, str]]:
+    """Return the commands of a script with their first lines: lines are joined at `\\` and inside quotes."""
+    joined: list[tuple[int, str]] = []
+    start, code = 0, ""
+    for number, line in enumerate(text.split("\n"), 1):
+        is_comment = line.lstrip().startswith("#")
+        if is_comment and (not code or code.endswith(" ")):
+            continue
+        start = start or number
+        if line.rstrip().endswith("\\") and not line.rstrip().endswith("\\\\"):
+            code += f"{line.rstrip()[:-1]} "
+            continue
+        code += line
+        if _is_open(code) and number - start < 200:
+            code += "\n"
+            continue
+        joined.append((start, code))
+        start, code = 0, ""
+    return [*joined, (start, code)] if code.strip() else joined
+
+
+def _is_open(code: str) -> bool:
+    try:
+        shlex.split(code, comments=True)
+    except ValueError:
+        return True
+    return False
+
+
+def _split(code: str) -> list[str]:
+    try:
+        words = shlex.split(code, comments=True)
+    except ValueError:
+        return []
+    end = next((i for i, word in enumerate(words) if word in _ENDS), len(words))
+    rest = words[end + 1 :]
+    if rest and words[end] in ("&&", ";"):
+        return words[:end] if _find_command(words[:end], 0) else _split(shlex.join(rest))
+    return [word.rstrip(";") for word in words[:end]]
+
+
+def _expand(word: str, variables: dict[str, str]) -> str:
+    """Replace variables that the script sets; others stay as they are written."""
+
+    def replace(match: re.Match[str]) -> str:
+        name, default = match[1] or match[3], match[2]
+        return variables.get(name, default if default is not None else match[0])
+
+    return _VARIABLE.sub(replace, word)
+
+
+def _find_command(words: list[str], line: int) -> Command | None:
+    names = [word.rpartition("/")[2] for word in words]
+    for index, name in enumerate(names):
+        following = names[index + 1 : index + 2]
+        if name == "trl" and following == ["grpo"]:
+            return Command(line, "trl", words[index + 2 :])
+        if name in ("swift", "megatron") and following == ["rlhf"]:
+            return Command(line, "swift", words[index + 2 :])
+        is_launcher = name in (
+            "accelerate",
+            "torchrun",
+            "deepspeed",
+            "accelerate-launch",
+        ) or name.startswith("python")
+        if is_launcher:
+            start = index + (2 if following == ["launch"] else 1)
+            script = next((i for i in range(start, len(words)) if words[i].endswith(".py")), None)
+            if script is not None and any(word.startswith("--") for word in words[script:]):
+                return Command(line, words[script], words[script + 1 :], words[start:script])
+    return None
+
+
+def read_flags(words: list[str], *, is_one: bool = False) -> dict[str, Any]:
+    """Return flags and their values: a list if there are several, true if there is none."""
+    flags: dict[str, list[str]] = {}
+    name = ""
+    for word in words:
+        if re.match(r"--?[A-Za-z]", word):
+            name, is_given, value = word.lstrip("-").partition("=")
+            name = name.replace("-", "_")
+            flags[name] = [value] if is_given else []
+        elif name and not (is_one and flags[name]):
+            flags[name].append(word)
+    return {
+        key: True
+        if not texts
+        else read_scalar(texts[0])
+        if len(texts) == 1
+        else [read_scalar(text) for text in texts]
+        for key, texts in flags.items()
+    }
+
+
+def build_tree(command: Command, source: FilePath) -> tuple[Node, dict[str, str]]:
+    """Return a command's flags, with the YAML that `--config` names, as a config, and values of the shell.
+
+    Flags whose values hold variables that the script does not set are returned apart, as they are written.
+
+    Raises:
+        RecipeError: The YAML cannot be read.
+    """
+    where = Location(str(source), command.line, 1)
+    flags = read_flags(command.words)
+    launcher = read_flags(command.launcher, is_one=True)
+    if "config_file" in launcher:
+        launcher["accelerate_config"] = launcher.pop("config_file")
+    flags = {**launcher, **command.environment, **flags}
+    for name, renamed in _LAUNCHER_NAMES.items():
+        if name in flags:
+            value = flags.pop(name)
+            flags.setdefault(renamed, read_scalar(value) if isinstance(value, str) else value)
+    config = flags.pop("config", None)
+    unset = {
+        name: str(value) for name, value in flags.items() if re.search(r"\$[\w({]", str(value))
+    }
+    flags = {name: value for name, value in flags.items() if name not in unset}
+    tree = as_node(flags, where)
+    tree.key_locations.update(dict.fromkeys(flags, where))
+    if config is None:
+        return tree, unset
+    path = next(
+        (each for each in (FilePath(str(config)), source.parent / str(config)) if each.is_file()),
+        None,
+    )
+    if path is None:
+        cause = f"names the YAML `{config}`, which is not here"
+        raise recipe_error(cause, "run `grpo convert` where the script runs", location=where)
+    base = read_text(read_source(path), str(path))
+    if not isinstance(base.value, dict):
+        raise recipe_error("is no config", "name the YAML of the training", location=base.location)
+    return merge(base, tree), unset

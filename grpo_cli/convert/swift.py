@@ -1,0 +1,215 @@
+"""ms-swift's arguments for `rlhf_type: grpo`, from its YAML or JSON or from `swift rlhf`, as a recipe.
+
+Source: ms-swift 4, `swift/arguments/`, `swift/rlhf_trainers/args_mixin.py`, `swift/rewards/orm.py`.
+"""
+
+import json
+import re
+from pathlib import Path as FilePath
+from typing import Any
+
+from grpo_cli.convert import trl
+from grpo_cli.convert.datasets import NO_DATASET, PROMPT_EXAMPLE, take_entries
+from grpo_cli.convert.key_report import KeyReport, Table, find, read_keys, read_table
+from grpo_cli.convert.rewards import Reward, read_rewards, take_rewards
+from grpo_cli.errors import recipe_error
+from grpo_cli.recipe.explanation import Path
+from grpo_cli.recipe.yaml_tree import as_node
+
+SIGNS = (
+    "rlhf_type tuner_type train_type external_plugins multi_turn_scheduler split_dataset_ratio "
+    "dynamic_sample overlong_filter sleep_level truncation_strategy"
+).split()
+"""Keys that only ms-swift has."""
+_DEFAULT = "ms-swift's default"
+_DATASET = re.compile(
+    r"(?P<path>[^#:]+(?::(?=//)[^#:]+)?)(?::(?P<subset>[^#]+))?(?:#(?P<count>\d+))?"
+)
+_FILES = (".json", ".jsonl", ".csv", ".parquet")
+_COSINE: dict[str, tuple[str, Any]] = {
+    "cosine_min_len_value_wrong": ("wrong_shortest", -0.5),
+    "cosine_max_len_value_wrong": ("wrong_longest", 0.0),
+    "cosine_min_len_value_correct": ("correct_shortest", 1.0),
+    "cosine_max_len_value_correct": ("correct_longest", 0.5),
+    "cosine_max_len": ("max_length", None),
+}
+_PARAMETERS: dict[str, dict[str, tuple[str, Any]]] = {
+    "cosine": _COSINE,
+    "repetition": {
+        "repetition_n_grams": ("ngram_size", 3),
+        "repetition_max_penalty": ("max_penalty", -1.0),
+    },
+    "soft_overlong": {
+        "soft_max_length": ("max_length", None),
+        "soft_cache_length": ("cache", None),
+    },
+}
+"""Rewards → ms-swift's keys for them, the parameter in a recipe, and ms-swift's default."""
+
+
+def convert_swift(report: KeyReport, folders: tuple[FilePath, ...]) -> None:
+    """Take every key of an ms-swift config; refuse one for another training than GRPO."""
+    report.rename({}, read_keys("swift-names"))
+    method = report.get("rlhf_type")
+    if method != "grpo":
+        cause = f"trains by `rlhf_type: {method}`" if method else "does not say `rlhf_type: grpo`"
+        place = (report.node("rlhf_type") or report.source).location
+        fix = "convert a config with `rlhf_type: grpo`"
+        raise recipe_error(f"{cause}, and recipes train by GRPO", fix, "rlhf_type", place)
+    report.settle(("rlhf_type",), "training", "what recipes do")
+    _take_tuner(report)
+    report.take(_MODEL)
+    report.add_missing("model.dtype", "bfloat16", "ms-swift loads weights in bfloat16 on a GPU")
+    trl.take_model(report)
+    _take_rows(report)
+    _take_rewards(report, folders)
+    report.take(read_table("swift"))
+    trl.take_sampling(report)
+    trl.take_training(report)
+    for target, value in read_keys("swift-defaults").items():
+        report.add_missing(target, value, _DEFAULT)
+    size = find(report.recipe, "training.per_device_train_batch_size")
+    if isinstance(size, int) and size > 0:
+        note = f"{_DEFAULT}: 16 completions on all devices together; this is for one device"
+        report.add_missing("training.gradient_accumulation_steps", max(1, -(-16 // size)), note)
+    rate = 1e-4 if find(report.recipe, "model.lora") is not None else 1e-5
+    report.add_missing("training.learning_rate", rate, _DEFAULT)
+
+
+def _take_tuner(report: KeyReport) -> None:
+    """Take how weights are trained: LoRA if the config does not say."""
+    key = "tuner_type" if report.node("tuner_type") is not None else "train_type"
+    kind = report.get(key) or "lora"
+    if kind == "lora" and report.node(key) is not None:
+        report.keep((key,), "model.lora", {})
+    elif kind == "lora":
+        report.add("model.lora", {}, _DEFAULT)
+    elif report.node(key) is not None:
+        reason = f"recipes have LoRA, and no `{kind}`"
+        if kind == "full":
+            report.settle((key,), "model", "all weights are trained")
+        else:
+            report.drop((key,), reason)
+    if find(report.recipe, "model.lora") is not None:
+        defaults: dict[str, tuple[str, Any]] = {
+            "lora_r": ("r", 8),
+            "lora_alpha": ("lora_alpha", 32),
+            "lora_target_modules": ("target_modules", "all-linear"),
+        }
+        for name, (field, value) in defaults.items():
+            if report.get(name) is None:
+                report.add_missing(f"model.lora.{field}", value, _DEFAULT)
+
+
+def _take_bits(report: KeyReport, key: Path, value: Any) -> None:
+    if value in (4, 8):
+        report.keep(key, "model.quantization", f"{value}bit")
+    else:
+        report.drop(key, "recipes quantize to 4 or 8 bits")
+
+
+def _take_adapters(report: KeyReport, key: Path, value: Any) -> None:
+    folder = value[0] if isinstance(value, list) and len(value) == 1 else value
+    if isinstance(folder, str):
+        report.keep(key, "model.adapter", folder)
+    else:
+        report.drop(key, "a recipe begins with one adapter: `model.adapter`")
+
+
+_MODEL: Table = {**read_table("swift-model"), "quant_bits": _take_bits, "adapters": _take_adapters}
+
+
+def _take_rows(report: KeyReport) -> None:
+    listed = report.get("datasets")
+    texts = [listed] if isinstance(listed, str) else listed
+    if not (isinstance(texts, list) and texts and all(isinstance(each, str) for each in texts)):
+        report.to_do["dataset"] = NO_DATASET
+        report.drop_all(("datasets",), "should be a list of names")
+        return
+    entries, counts = [], []
+    for text in texts:
+        match = _DATASET.fullmatch(text)
+        path = match["path"] if match else text
+        count = match["count"] if match else None
+        subset = match["subset"] if match and not path.endswith(_FILES) else None
+        entries.append({"path": path, **({"name": subset} if subset else {})})
+        counts.append(int(count) if count else None)
+    node = report.node("datasets")
+    if node is not None:
+        report.tree.value["datasets"] = as_node(entries, node.location)
+    take_entries(report, "datasets")
+    if len(entries) == 1 and counts[0]:
+        report.add("dataset.limit", counts[0], f"dataset: {texts[0]}")
+    elif any(counts):
+        report.comment("dataset.sources", f"ms-swift took so many rows of each: {', '.join(texts)}")
+    if not all(entry["path"].endswith(_FILES) for entry in entries):
+        report.comment("dataset", "ms-swift takes names from ModelScope unless `use_hf` is set")
+    report.to_do["dataset.prompt"] = (
+        "ms-swift finds the columns of prompts by itself; write the prompt as Jinja over the columns"
+        f"\n{PROMPT_EXAMPLE}"
+    )
+    report.take(
+        {
+            **read_table("swift-rows"),
+            "split_dataset_ratio": _take_share,
+            "system": _take_system,
+            "columns": _take_columns,
+        }
+    )
+
+
+def _take_share(report: KeyReport, key: Path, value: Any) -> None:
+    if isinstance(value, int | float) and 0 < value < 1:
+        report.keep(key, "dataset.eval_fraction", value)
+    else:
+        report.settle(key, "dataset", "nothing is held out")
+
+
+def _take_system(report: KeyReport, key: Path, value: Any) -> None:
+    """Take a system prompt, or the text of the file that it names."""
+    file = FilePath(str(value)) if len(str(value)) < 256 and "\n" not in str(value) else None
+    if file is not None and file.suffix == ".txt":
+        if not file.is_file():
+            report.drop(key, f"`{value}` is not here")
+            report.to_do["dataset.prompt.system"] = f"write the text of `{value}`"
+            return
+        value = file.read_text(encoding="utf-8", errors="replace")
+    trl.take_system_prompt(report, key, value)
+
+
+def _take_columns(report: KeyReport, key: Path, value: Any) -> None:
+    """Take ms-swift's columns, which name the new column of each old one."""
+    try:
+        names = json.loads(value) if isinstance(value, str) else value
+        columns = {str(new): str(old) for old, new in names.items()}
+    except (ValueError, AttributeError):
+        report.drop(key, "is neither a mapping nor JSON")
+        return
+    report.keep(key, "dataset.columns", columns)
+
+
+def _take_rewards(report: KeyReport, folders: tuple[FilePath, ...]) -> None:
+    """Take ms-swift's rewards with their parameters; those of plugins are left to a person."""
+    table = dict(read_rewards("swift-rewards"))
+    longest = report.get("max_completion_length") or 512
+    listed = report.get("reward_funcs")
+    names = listed if isinstance(listed, list) else [listed]
+    for owner, keys in _PARAMETERS.items():
+        entry = dict(table[owner].entry or {})
+        for key, (name, default) in keys.items():
+            value = default if report.get(key) is None else report.get(key)
+            entry[name] = longest if value is None and name == "max_length" else value
+            if report.node(key) is not None and owner in names:
+                report.settle((key,), f"rewards.{owner}.{name}")
+            else:
+                report.drop_all((key,), f"`{owner}` is not among the rewards, so nothing reads it")
+        table[owner] = Reward(
+            {name: each for name, each in entry.items() if each is not None}, table[owner].note
+        )
+    plugins = report.get("external_plugins")
+    report.drop_all(
+        ("external_plugins",), "its rewards are left to do, as `{kind: python, path: FILE.py:NAME}`"
+    )
+    for name in names if plugins else ():
+        table.setdefault(str(name), Reward(None, f"it is of the plugin {plugins}"))
+    take_rewards(report, table, folders)

@@ -1,0 +1,157 @@
+"""Shell scripts, notebooks and ms-swift: what is read of each, and what is said of other files."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from grpo_cli.convert.conversion import translate
+from grpo_cli.convert.key_report import find
+from grpo_cli.errors import RecipeError
+from tests.unit.convert.readings import reasons
+
+SWIFT = """\
+#!/bin/bash
+set -euo pipefail
+echo "which: $(which python)"
+export NPROC_PER_NODE=4
+MODEL="org/base"
+SYSTEM='Think first.
+Then answer.'
+CUDA_VISIBLE_DEVICES=0,1 \\
+swift rlhf \\
+    --rlhf_type grpo \\
+    --model $MODEL \\
+    --train_type lora --lora_rank 16 \\
+    --dataset 'org/rows:hard#500' \\
+    --reward_funcs accuracy format cosine mine \\
+    --reward_weights 1 0.5 0.2 2 \\
+    --external_plugins plugin.py \\
+    --cosine_max_len 900 \\
+    --system "$SYSTEM" \\
+    --split_dataset_ratio 0.1 \\
+    --learning_rate $1 \\
+    # --beta 0.1
+    --deepspeed zero2 --use_vllm true --vllm_mode colocate --top_k 50
+"""
+
+
+def convert(text, name, folder=Path()):
+    return translate(text, folder / name)
+
+
+def test_swift_in_a_shell_script_is_read_with_its_variables_and_defaults():
+    report = convert(SWIFT, "run.sh")
+    assert report.dialect == "ms-swift"
+    recipe = report.recipe
+    assert recipe["model"]["path"] == "org/base"
+    assert recipe["model"]["lora"]["r"] == 16
+    assert recipe["dataset"]["path"] == "org/rows"
+    assert (recipe["dataset"]["name"], recipe["dataset"]["limit"]) == ("hard", 500)
+    assert recipe["dataset"]["prompt"]["system"] == "Think first.\nThen answer."
+    assert recipe["dataset"]["eval_fraction"] == 0.1
+    assert [(each["kind"], each["weight"]) for each in recipe["rewards"]] == [
+        ("math", 1),
+        ("regex", 0.5),
+        ("cosine_length", 0.2),
+    ]
+    assert recipe["rewards"][2]["max_length"] == 900
+    assert recipe["launch"] == {"num_processes": 4, "strategy": "zero2"}
+    assert recipe["generation"]["backend"] == "vllm"
+    assert (recipe["training"]["beta"], recipe["generation"]["temperature"]) == (0.04, 0.9)
+    assert report.to_do["training.learning_rate"].startswith(
+        "line 8 of run.sh has `--learning_rate $1`"
+    )
+    assert "learning_rate" not in recipe["training"]
+    assert "mine" in report.to_do["rewards.3"]
+    assert set(reasons(report)) == {"CUDA_VISIBLE_DEVICES", "external_plugins", "reward_funcs.3"}
+
+
+@pytest.mark.parametrize("name", ["swift.yaml", "swift.json"])
+def test_swift_is_told_from_a_recipe_by_keys_that_it_alone_has(name):
+    text = json.dumps({"model": "org/base", "rlhf_type": "grpo", "lora_rank": 4, "no_such_key": 1})
+    report = convert(text, name)
+    assert report.dialect == "ms-swift"
+    assert find(report.recipe, "model.lora.r") == 4
+    assert "no counterpart" in reasons(report)["no_such_key"]
+    with pytest.raises(RecipeError, match="rlhf_type: dpo"):
+        convert(text.replace("grpo", "dpo"), name)
+
+
+def test_trls_command_line_is_read_with_its_yaml(tmp_path):
+    (tmp_path / "base.yaml").write_text("dataset_name: org/rows\nbeta: 0.1\nnum_generations: 4\n")
+    launch = "accelerate launch --config_file zero3.yaml --num_processes 8"
+    text = f"{launch} train.py --config base.yaml --beta 0.2 --bf16\n"
+    report = convert(text, "run.sh", tmp_path)
+    assert find(report.recipe, "training.beta") == 0.2
+    assert find(report.recipe, "generation.num_generations") == 4
+    assert report.recipe["launch"] == {"strategy": "zero3", "num_processes": 8}
+    assert report.recipe["training"]["bf16"] is True
+    report = convert(
+        "trl grpo --model_name_or_path m --reward_funcs a.b think_format_reward", "x.sh"
+    )
+    assert [each["kind"] for each in report.recipe["rewards"]] == ["python", "think_format"]
+    with pytest.raises(RecipeError, match="names the YAML `gone"):
+        convert("trl grpo --config gone.yaml", "run.sh", tmp_path)
+
+
+def test_a_script_that_a_shell_script_starts_is_read_with_its_arguments(tmp_path):
+    (tmp_path / "train.py").write_text(
+        "import argparse\nparser = argparse.ArgumentParser()\n"
+        "parser.add_argument('--lr', type=float, default=1e-6)\n"
+        "parser.add_argument('--beta', type=float, default=0.5)\n"
+        "args = parser.parse_args()\n"
+        "GRPOTrainer('m/x', 'r/m', GRPOConfig(learning_rate=args.lr, beta=args.beta), load_dataset('d/x'))\n"
+    )
+    report = convert("torchrun --nproc_per_node=2 train.py --lr 3e-6\n", "run.sh", tmp_path)
+    assert report.recipe["training"]["learning_rate"] == 3e-6
+    assert report.recipe["training"]["beta"] == 0.5
+    assert report.recipe["launch"]["num_processes"] == 2
+    assert report.to_do == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("prime.toml", "[model]\nname = 'x'\n", "is TOML"),
+        (
+            "verl.yaml",
+            "actor_rollout_ref: {model: {path: m}}\n",
+            "a config of verl, which is not converted",
+        ),
+        ("rl.yaml", "prompt_data: d\npretrain: m\n", "a config of OpenRLHF"),
+        ("rl.yaml", "model: {name: x}\norchestrator: {batch_size: 1}\n", "a config of prime-rl"),
+        (
+            "run.sh",
+            "python -m verl.trainer.main_ppo data.x=1\n",
+            "starts no training of TRL or ms-swift",
+        ),
+        ("run.sh", "trl grpo --a 1\ntrl grpo --a 2\n", r"starts 2 trainings \(lines 1, 2\)"),
+        ("a.ipynb", "{}", "not a notebook"),
+    ],
+)
+def test_other_files_get_one_line_that_says_what_can_be_converted(name, text, said):
+    with pytest.raises(RecipeError, match=said) as caught:
+        convert(text, name)
+    assert (
+        "GRPOTrainer" in str(caught.value) or "keep one" in str(caught.value) or name == "a.ipynb"
+    )
+
+
+def test_a_notebook_is_read_cell_by_cell():
+    sources = [
+        ["!pip install \\\n", "  trl\n", "%matplotlib inline\n", "LR = 1e-5"],
+        ["%%bash\n", "ls"],
+        ["args = GRPOConfig(learning_rate=LR, beta=unknown())\n"],
+        [
+            "await run()\n",
+            "GRPOTrainer('m/x', 'r/m', args, load_dataset('d/x'), callbacks=[Mine()])",
+        ],
+    ]
+    cells = [{"cell_type": "code", "source": source} for source in sources]
+    cells.insert(1, {"cell_type": "markdown", "source": ["GRPOTrainer("]})
+    report = convert(json.dumps({"cells": cells}), "nb.ipynb")
+    assert find(report.recipe, "training.learning_rate") == 1e-5
+    assert report.to_do["training.beta"].startswith("nb.ipynb, cell 3:1 has `unknown()`")
+    (entry,) = [entry for entry in report.entries if entry.key == "Mine()"]
+    assert str(entry.location).startswith("nb.ipynb, cell 4:2:")
