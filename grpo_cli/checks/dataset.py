@@ -15,7 +15,9 @@ from grpo_cli.data.prompts import render_template, template_columns
 from grpo_cli.data.rows import RowNames, show_names, suggest
 from grpo_cli.data.solve_rates import read_solve_rates
 from grpo_cli.data.sources import Preview, preview
+from grpo_cli.errors import ProblemsError
 from grpo_cli.issues import Issue
+from grpo_cli.models.source import read_config, token_counter
 from grpo_cli.recipe.dataset import FIRST_ROWS, MixtureDataset
 from grpo_cli.recipe.difficulty import (
     DifficultyConfig,
@@ -229,7 +231,45 @@ def check_warmup(recipe: Recipe, seen: Preview | None) -> Iterator[Issue]:
     if seen is not None and seen.columns is not None:
         columns = [each.columns for each in recipe.dataset.parts]
         added = frozenset({"prompt", "row_id"}).union(*columns)
-        yield from _check_answers(warmup, seen.columns, added, seen)
+        found = [*_check_answers(warmup, seen.columns, added, seen)]
+        yield from found
+        if not found and not recipe.has_episodes:
+            yield from _check_answer_lengths(recipe, warmup, seen)
+
+
+def _check_answer_lengths(recipe: Recipe, warmup: WarmupConfig, seen: Preview) -> Iterator[Issue]:
+    """Find the first answer that a completion, or with its prompt the model, has no room for."""
+    limit = recipe.generation.max_completion_length
+    context = read_config(recipe.model).get("max_position_embeddings")
+    names, [answer, *_] = (
+        seen.train.names if seen.train else RowNames("training"),
+        warmup.answer or [""],
+    )
+    user, count = recipe.dataset.parts[0].prompt.user or "", None
+    for place, row in enumerate(seen.sample):
+        texts = {}
+        with suppress(ProblemsError):
+            texts = {
+                text: render_template(text, row, names(place), _ANSWER) for text in (answer, user)
+            }
+        # A token is one byte at least.
+        size = sum(len(text.encode()) for text in texts.values())
+        if not texts or size < min(limit, context or limit):
+            continue
+        if (count := count or token_counter(recipe.model)) is None:
+            return
+        tokens, prompt = count(texts[answer]) + 1, count(texts[user])
+        raise_it = f"set `generation.max_completion_length: {tokens}`, or shorten it"
+        if tokens > limit:
+            text = f"the answer of {names(place)} has {tokens} tokens, and a completion {limit} at most"
+            yield Issue(f"{text} (`generation.max_completion_length`)", raise_it, _ANSWER)
+            return
+        if context and tokens + prompt > context:
+            text = (
+                f"the prompt and the answer of {names(place)} have {tokens + prompt} tokens or more"
+            )
+            yield Issue(f"{text}, and the model reads {context}", "shorten it", _ANSWER)
+            return
 
 
 def _check_place(recipe: Recipe) -> Iterator[Issue]:

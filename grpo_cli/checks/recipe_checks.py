@@ -208,10 +208,10 @@ def _check_evaluation(loaded: LoadedRecipe, recipe: Recipe, batch: BatchPlan) ->
 def _check_model(recipe: Recipe) -> Iterator[Issue]:
     problems = check_model(recipe.model)
     yield from problems
-    if not problems:
-        yield from check_adapter(recipe)
-        yield from check_lora(recipe)
-        yield from check_teacher(recipe)
+    for check in (check_adapter, check_lora, check_teacher):
+        # What of them needs a model that is not there is told once it is.
+        with suppress(RecipeError):
+            yield from check(recipe)
     if not any(problem.level == "error" for problem in problems):
         template = read_source_template(recipe.model)
         if template is not None:

@@ -67,11 +67,12 @@ def try_environments(
     Exit code 1 if something is wrong, such as an environment that fails, or an agent that plays wrong and wins.
     """
     from grpo_cli.checks.recipe_checks import check_recipe
+    from grpo_cli.workflows.child import run_in_child
     from grpo_cli.workflows.env_test import try_recipe
 
     with output.stdout_to_stderr(), output.progress("checking the recipe") as report:
         checked = check_recipe(recipe, set_)
-        result = try_recipe(checked, rows=rows, on_progress=report)
+        result = run_in_child(lambda tell: try_recipe(checked, rows=rows, on_progress=tell), report)
     output.show(result, _print_result, as_json=json)
     raise typer.Exit(ExitCode.FAILED if result.failed else ExitCode.OK)
 

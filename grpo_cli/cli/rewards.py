@@ -51,11 +51,15 @@ def score_answers(
     Exit code 1 if the gold answer does not win, cannot be parsed, or a degenerate answer scores as well.
     """
     from grpo_cli.checks.recipe_checks import check_recipe
+    from grpo_cli.workflows.child import run_in_child
     from grpo_cli.workflows.reward_test import try_recipe
 
     with output.stdout_to_stderr(), output.progress("checking the recipe") as report:
         checked = check_recipe(recipe, set_)
-        trial = try_recipe(checked, rows=rows, answers=answer or (), on_progress=report)
+        trial = run_in_child(
+            lambda tell: try_recipe(checked, rows=rows, answers=answer or (), on_progress=tell),
+            report,
+        )
     output.show(trial, _print_trial, as_json=json)
     raise typer.Exit(ExitCode.FAILED if trial.failed else ExitCode.OK)
 

@@ -9,6 +9,7 @@ import re
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
+from pickle import UnpicklingError
 from textwrap import shorten
 from typing import Any, NoReturn
 
@@ -28,6 +29,7 @@ from grpo_cli.errors import GrpoError, RecipeError, SetupError, UsageError, inst
 from grpo_cli.issues import Issue
 from grpo_cli.loading_errors import check_tokenizer, explain_loading, quiet_loading
 from grpo_cli.machine import has_bfloat16
+from grpo_cli.models.safe_loading import unpickling_reason
 from grpo_cli.models.source import model_folder_or_id, read_chat_template, resolve_source
 from grpo_cli.models.vision import is_vision_language
 from grpo_cli.models.weights import (
@@ -215,6 +217,11 @@ def check_weights(model: ModelConfig, tokenizer: Any) -> None:
 
 def refused_config(model: ModelConfig, error: Exception) -> RecipeError:
     """Return the error for a config.json from which transformers cannot build a model."""
+    if isinstance(error, UnpicklingError):
+        reason = unpickling_reason(error)
+        message = f"the weights of {model.path} are pickled with more than tensors, and not read: {reason}"
+        fix = "take weights in safetensors, or write them so where you trust the pickle"
+        return RecipeError([Issue(message, fix, "model.path")])
     reason = f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(".: ")
     message = f"transformers cannot build a model from config.json of {model.path}: {reason[:300]}"
     fix = "correct config.json, or fetch it anew"

@@ -75,14 +75,19 @@ def weights_only(checkpoint: Path, *, trusted: bool) -> Iterator[None]:
 
 def unpickling_error(checkpoint: Path, error: pickle.UnpicklingError) -> RunError:
     """Return the refusal of a checkpoint that cannot be read with `weights_only`."""
-    # torch suggests to load everything, in many lines.
-    unsupported = re.search(r"(Unsupported \w+: \w+ \S+|it holds \S+)", str(error))
-    reason = unsupported[1] if unsupported else " ".join(str(error).split())[:200]
     return RunError(
         f"{checkpoint} is not unpickled, since it holds more than tensors and plain values, or is damaged "
-        f"({reason}). Fix: take another checkpoint; if you trust whoever wrote this one, --trust-checkpoint "
-        "reads it anyway, and runs what it holds"
+        f"({unpickling_reason(error)}). Fix: take another checkpoint; if you trust whoever wrote this one, "
+        "--trust-checkpoint reads it anyway, and runs what it holds"
     )
+
+
+def unpickling_reason(error: pickle.UnpicklingError) -> str:
+    """Return what a pickle holds that is not unpickled, without torch's suggestion to load everything."""
+    found = re.search(
+        r"[Uu]nsupported (?:global: )?GLOBAL \S+|Unsupported \w+: \w+ \S+|it holds \S+", str(error)
+    )
+    return (found[0] if found else " ".join(str(error).split()))[:200].strip(". ")
 
 
 def _load_deepspeed_classes() -> list[Any]:

@@ -9,6 +9,7 @@ import importlib.util
 import mmap
 import re
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -275,6 +276,20 @@ def read_config(model: ModelConfig) -> dict[str, Any]:
         return {}
     config = read_object(folder / "config.json") if folder else {}
     return config.get("text_config") or config
+
+
+def token_counter(model: ModelConfig) -> Callable[[str], int] | None:
+    """Return what counts the tokens of a text, by the model's `tokenizer.json`; None if that is not here."""
+    from tokenizers import Tokenizer
+
+    try:
+        folder = find_folder(resolve_source(model), "tokenizer.json")
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json")) if folder else None
+    except Exception:  # tokenizers raises nothing else; loading the model tells why
+        return None
+    if tokenizer is None:
+        return None
+    return lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)
 
 
 def fingerprint_model(model: ModelConfig) -> str | None:

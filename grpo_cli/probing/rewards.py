@@ -268,6 +268,8 @@ def _try_rewards(session: "Session", budget_s: float | None) -> None:
         encode=session.encode,
         budget_s=budget_s,
         recipe=session.probe.recipe,
+        # What the model samples tells more of such rewards.
+        degenerate="warning",
         on_progress=session.tell,
     )
     session.probe.trial = trial

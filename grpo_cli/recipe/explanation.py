@@ -48,6 +48,9 @@ _OTHER_NAMES = {
         "eval_fraction",
     ),
     "regex": "pattern",
+    "rank": "r",
+    "alpha": "lora_alpha",
+    "dropout": "lora_dropout",
 }
 """Names that other tools give to a key."""
 _BOUNDS = {

@@ -224,7 +224,7 @@ class _LimitedScorer:
         path = ""
         if late:
             path, reason = "timeout_s", f"{reason}. Fix: raise `timeout_s`, or let it return sooner"
-        failure = self.reward.failure(batch, row, RewardError(reason, path))
+        failure = self.reward.failure(batch, [row], RewardError(reason, path))
         failure.late = late
         return failure
 

@@ -34,7 +34,13 @@ FEWEST_GOLDS = 8
 _VALUES = 4
 """Values shown of a column."""
 _CLOSE = 1e-9
-_SHOWN = {"wrong": "a wrong answer", "empty": "an empty answer"}
+_SHOWN = {
+    "wrong": "a wrong answer",
+    "empty": "an empty answer",
+    "repetition": "a long repetition",
+}
+_EMPTY = ("empty", "repetition")
+"""Answers that say nothing."""
 
 
 def check_rows(table: "Table") -> Iterator[Issue]:
@@ -85,11 +91,19 @@ def check_golds(table: "Table", index: int) -> Iterator[Issue]:
     column = source[1]
     yield Issue(
         f"the gold cannot be read in {_count(len(rows), len(table.applying(index)))}, the first in "
-        f"{table.row_name(rows[0])}: {table.row(rows[0]).get(column)!r:.80}; there the reward gives no score",
+        f"{table.row_name(rows[0])}: {table.row(rows[0]).get(column)!r:.80}{_name_more(table, rows)}; there the "
+        "reward gives no score",
         f"{fault.fix if fault else suggest_extraction(column)}; or leave such rows out",
         path=f"rewards.{index}",
         level="error" if unreadable_share(table, index) > MOST_UNREADABLE else "warning",
     )
+
+
+def _name_more(table: "Table", rows: Sequence[int]) -> str:
+    """Return the names of the rows after the first, so that all can be mended at once."""
+    names = [table.row_name(row) for row in rows[1 : 1 + _VALUES]]
+    rest = f" and {len(rows) - 1 - _VALUES:,} more" if len(rows) > 1 + _VALUES else ""
+    return f" (also {', '.join(names)}{rest})" if names else ""
 
 
 def _check_gold_length(table: "Table", index: int) -> Iterator[Issue]:
@@ -170,8 +184,13 @@ def _check_coverage(table: "Table") -> Iterator[Issue]:
         )
 
 
-def check_scores(table: "Table", scored: "Mapping[str, Scores]") -> Iterator[Issue]:
-    """Find golds that do not win, answers that deserve nothing and win, and rewards that never change."""
+def check_scores(
+    table: "Table", scored: "Mapping[str, Scores]", degenerate: Level = "error"
+) -> Iterator[Issue]:
+    """Find golds that do not win, answers that deserve nothing and win, and rewards that never change.
+
+    `degenerate` is the level of the latter while no gold is known.
+    """
     by_reward = [
         [scores[index] for each in scored.values() for scores in each.values()]
         for index in range(len(table.rewards))
@@ -184,7 +203,9 @@ def check_scores(table: "Table", scored: "Mapping[str, Scores]") -> Iterator[Iss
             path="rewards",
             level="note",
         )
-        yield from _check_columns(table, scored)
+        yield from [*_check_columns(table, scored)] or _check_without_gold(
+            table, scored, degenerate
+        )
     else:
         yield from check_gold(table, gold)
         for name, each in scored.items():
@@ -236,6 +257,32 @@ def _check_columns(table: "Table", scored: "Mapping[str, Scores]") -> Iterator[I
                 path="rewards",
                 level="warning",
             )
+
+
+def _check_without_gold(
+    table: "Table", scored: "Mapping[str, Scores]", level: Level
+) -> Iterator[Issue]:
+    """Find an empty or a repeated answer that gets more than every answer that says something."""
+    totals = {name: mean(map(table.total, each.values())) for name, each in scored.items() if each}
+    others = {name: total for name, total in totals.items() if name not in (*_EMPTY, "tags alone")}
+    worst = max(_EMPTY, key=lambda name: totals.get(name, -math.inf))
+    best = max(others, key=lambda name: others[name], default=None)
+    if best is None or totals.get(worst, -math.inf) <= others[best] + _CLOSE:
+        return
+    # What is right may depend on a reward that has seen nothing right.
+    silent = any(
+        reward.weight > 0
+        and len({s[index].value for each in scored.values() for s in each.values()}) == 1
+        for index, reward in enumerate(table.rewards)
+    )
+    yield Issue(
+        f"{_SHOWN.get(worst, worst)} gets {totals[worst]:.3g} in total, and the best of all other answers "
+        f"{others[best]:.3g} ({best}): training will find it",
+        "correct the reward (is its sign right?), or score an answer that deserves more: "
+        "grpo rewards test --answer '…'",
+        path="rewards",
+        level="warning" if silent else level,
+    )
 
 
 def _check_degenerate(

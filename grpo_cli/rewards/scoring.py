@@ -54,6 +54,8 @@ difference of two sums of products up to 2⁻²².
 
 _USER_ERRORS = (Exception, SystemExit)
 """What a user's code may raise without meaning to end the run."""
+_MOST_ROWS = 5
+"""Rows named of those that fail."""
 _SHOWN = 300
 """Characters shown of a prompt or completion."""
 _QUOTED = re.compile(r"""("[^"]*"|'[^']*')""")
@@ -215,24 +217,26 @@ class Reward:
                 )
         except KeyboardInterrupt as error:
             # Never forgiven: it may be the user who asks to stop.
-            raise self.failure(batch, None, error) from error
+            raise self.failure(batch, [], error) from error
         except _USER_ERRORS as error:
             if self.on_error != "raise" and size > 1:
                 return [self.try_score(batch.take([row]))[0] for row in range(size)]
-            return [self.failure(batch, self._find_row(batch, error), error)] * size
+            return [self.failure(batch, self._find_rows(batch, error), error)] * size
         return [self._check(result, batch, row) for row, result in enumerate(results)]
 
     def __str__(self) -> str:
         return f"reward {self.name!r} ({self.kind})"
 
-    def failure(self, batch: Batch, row: int | None, error: BaseException) -> DescribedError:
-        """Return the error of a reward that failed on one row, or on a batch: where, on what, and why."""
+    def failure(self, batch: Batch, rows: Sequence[int], error: BaseException) -> DescribedError:
+        """Return the error of a reward that failed on rows, or on a batch without any: where, on what, and why."""
         if isinstance(error, DescribedError):
             return error
-        what, inputs = f"a batch of {len(batch.completions)}", []
+        what, inputs, row = f"a batch of {len(batch.completions)}", [], next(iter(rows), None)
         if row is not None:
             empty = "" if batch.texts[row].strip() else ", whose completion is empty"
             what, inputs = f"{batch.row_name(row)}{empty}", _inputs(batch, row)
+            if names := list(dict.fromkeys(map(batch.row_name, rows[1:]))):
+                what += f" (also on {', '.join(names)})"
         head = f"{self} failed on {what}{self._explain(batch, row or 0, error)}"
         path = ".".join(filter(None, (self.path, getattr(error, "path", ""))))
         failure = DescribedError("\n".join([head, *inputs, *format_trace(error)]), path)
@@ -287,24 +291,24 @@ class Reward:
             return result
         return result._replace(value=clip_score(result.value, self.clip))
 
-    def _find_row(self, batch: Batch, error: BaseException) -> int | None:
-        """Return the first row that raises the same kind of error on its own."""
+    def _find_rows(self, batch: Batch, error: BaseException) -> list[int]:
+        """Return the first rows that raise the same kind of error on their own."""
         if isinstance(error, DescribedError):
-            return None
-        deadline = time.monotonic() + SEARCH_S
+            return []
+        deadline, found = time.monotonic() + SEARCH_S, list[int]()
         for row in range(len(batch.completions)):
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline or len(found) == _MOST_ROWS:
                 break
             try:
                 self.scorer(batch.take([row]))
             except _USER_ERRORS as again:
                 if type(again) is type(error):
-                    return row
-        return None
+                    found.append(row)
+        return found
 
     def _check(self, result: Score | Exception, batch: Batch, row: int) -> Score | RewardError:
         if isinstance(result, Exception):
-            return self.failure(batch, row, result)
+            return self.failure(batch, [row], result)
         if result.value is None:
             return result
         value = as_float(result.value)

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from grpo_cli.errors import UsageError
-from grpo_cli.issues import Issue
+from grpo_cli.issues import Issue, Level
 from grpo_cli.rewards import findings
 from grpo_cli.rewards.contract import Batch, RewardParams, Score, text_of
 from grpo_cli.rewards.scoring import Reward, clip_score, reward_columns, weighted_sum
@@ -62,6 +62,16 @@ FORMS = {
     for body, text in _BODIES.items()
 }
 """The ways to write an answer down, the simplest first: a name, and a text with `GOLD` for the answer."""
+PLAUSIBLE = {
+    name: FORMS[form].replace("GOLD", "42")
+    for name, form in (
+        ("a number", "GOLD"),
+        ("a sentence", "The answer is GOLD."),
+        ("reasoning", "… The answer is GOLD."),
+        ("reasoning in tags", "<think>…</think> <answer>GOLD</answer>"),
+    )
+}
+"""Answers that say something, by name; tried if no gold is known."""
 _FRAMED = {frame.replace("{}", "GOLD") for frame in _FRAMES}
 
 
@@ -115,6 +125,7 @@ def try_rewards(
     answers: Sequence[str] = (),
     budget_s: float | None = None,
     recipe: str = "RECIPE",
+    degenerate: Level = "error",
     on_progress: Progress = lambda what: None,
 ) -> RewardTestResult:
     """Try rewards on answers to rows of a dataset.
@@ -128,6 +139,7 @@ def try_rewards(
         answers: More answers to try: templates over the row's columns.
         budget_s: Seconds that all rewards together may take; a note says if answers are left.
         recipe: The recipe's path, for that note.
+        degenerate: Level of a degenerate answer that beats all others while no gold is known.
         on_progress: Called with a description of each part before it begins.
 
     Raises:
@@ -151,7 +163,7 @@ def try_rewards(
         for name, texts in _column_answers(table, scored):
             candidates[name] = texts
             scored[name] = table.score(texts, name)
-        problems += findings.check_scores(table, scored)
+        problems += findings.check_scores(table, scored, degenerate)
     except TooSlowError as error:
         problems += _report_unfinished(table, scored.get("gold", {}), error, recipe)
     return RewardTestResult(
@@ -234,8 +246,15 @@ def _make_candidates(
         # About as many words as there are tokens in a completion.
         "repetition": (loop * (longest // len(loop.split()) + 1)).strip(),
     }
-    candidates["the prompt"] = dict(enumerate(map(text_of, table.prompts)))
     rows = range(len(table.prompts))
+    if not forms:
+        # Without a gold, what says something is compared with what does not; a completion has room for both.
+        candidates |= {
+            name: dict.fromkeys(rows, text)
+            for name, text in PLAUSIBLE.items()
+            if 2 * len(text.split()) <= longest
+        }
+    candidates["the prompt"] = dict(enumerate(map(text_of, table.prompts)))
     candidates |= {name: dict.fromkeys(rows, text) for name, text in constant.items()}
     for number, template in enumerate(answers, 1):
         name = f"--answer {number}" if len(answers) > 1 else "--answer"

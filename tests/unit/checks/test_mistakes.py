@@ -12,6 +12,7 @@ from grpo_cli.checks.recipe_checks import check_recipe
 from grpo_cli.errors import ProblemsError
 from grpo_cli.machine import Hardware
 from tests.recipe_texts import GOOD, write_recipe
+from tests.tiny_models import make_tiny_model
 
 ODDITIES = [
     None, True, 0, -1, 1.5, 2**70, float("nan"), float("inf"), "", " ", "x", "no", "1e-3", "²", "a.b",
@@ -110,3 +111,30 @@ def test_a_wrong_value_by_flag_is_cited_as_the_flag(tmp_path):
     (problem,) = plan_from_flags(write_recipe(tmp_path), None, {"max_steps": 0}).problems
     assert str(problem).startswith("--max-steps 0: training.max_steps: max_steps is 0")
     assert "Fix: set --max-steps to 1 or more" in str(problem)
+
+
+@pytest.mark.parametrize(
+    ("limit", "context", "told"),
+    [(8, 512, "the answer of training row 1 has 14 tokens, and a completion 8 at most"),
+     (64, 16, "the prompt and the answer of training row 1 have 17 tokens or more"), (14, 512, None)],
+)  # fmt: skip
+def test_an_answer_of_a_warmup_that_is_too_long_is_told(tmp_path, limit, context, told):
+    make_tiny_model(tmp_path / "tiny", context_length=context)
+    flags = ["warmup={answer: 'the answer: {{ answer }}'}", "dataset.rows.0.answer='1'"]
+    flags += [f"model.path={tmp_path / 'tiny'}", f"generation.max_completion_length={limit}"]
+    checked = check_recipe(write_recipe(tmp_path), flags, Hardware(gpus=0, cpus=2))
+    found = [each.seen for each in checked.errors if each.path == "warmup.answer"]
+    assert [told in each for each in found] == [True] * bool(told)
+
+
+def test_mistakes_that_do_not_depend_on_each_other_are_told_at_once(tmp_path):
+    flags = [
+        "model.path=./nowhere",
+        "model.lora={rank: 8}",
+        "teacher.path=./nobody",
+        "training.beta=0.1",
+    ]
+    checked = check_recipe(write_recipe(tmp_path), flags, Hardware(gpus=0, cpus=2))
+    fixes = {each.path: each.fix for each in checked.errors}
+    assert {"model.path", "model.lora.rank", "teacher.path"} <= fixes.keys()
+    assert fixes["model.lora.rank"] == "write `r`"

@@ -161,6 +161,27 @@ def test_without_right_answers_there_is_only_the_table(attempt):
     assert result(trial, "empty").total == -5.0
 
 
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ("abs(5 - len(c[0]['content']))", "a long repetition gets"),
+        ("-len(c[0]['content'])", "an empty answer gets"),
+        ("c[0]['content'].count('let')", "a long repetition gets"),
+        ("-abs(20 - len(c[0]['content']))", ""),
+        ("float('answer is' in c[0]['content'])", ""),
+    ],
+)
+def test_a_degenerate_answer_that_beats_all_others_is_an_error_without_a_gold(
+    attempt, tmp_path, body, told
+):
+    (tmp_path / "mine.py").write_text(f"def f(completions): return [{body} for c in completions]")
+    trial = attempt("- {kind: python, path: mine.py:f}", [{"question": "Say something."}] * 4)
+    errors = found(trial, "error")
+    assert [told in each and "of all other answers" in each for each in errors] == [True] * bool(
+        told
+    )
+
+
 def test_the_mean_total_is_over_the_rows_that_a_reward_applies_to(attempt):
     rows = [{**row, "task": "math" if at < 9 else "chat"} for at, row in enumerate(ROWS)]
     trial = attempt(
