@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -107,12 +108,22 @@ def read_params(
         problems.append(Issue(f"there is no {registry.noun} `{kind}`", fix, f"{path}.kind"))
         return None
     common = registry.common.model_fields
+    values = {key: each for key, each in entry.items() if key not in common}
     try:
-        return schema.model_validate(
-            {key: each for key, each in entry.items() if key not in common}
-        )
+        return schema.model_validate(values)
     except ValidationError as error:
-        for problem in explain(error, schema, loaded.tree, at):
+        found = explain(error, schema, loaded.tree, at)
+        wrong = {split_path(problem.path)[len(at) :][:1] for problem in found}
+        with suppress(ValidationError):
+            # What it needs to be installed does not depend on them.
+            rest = {key: each for key, each in values.items() if (key,) not in wrong}
+            others = schema.model_validate(rest).problems()
+            problems += [
+                replace(issue, path=f"{path}.{issue.path}".rstrip("."))
+                for issue in others
+                if issue.is_missing_package
+            ]
+        for problem in found:
             # An unknown parameter may also be a misspelt key that every entry has.
             unknown = problem.seen.startswith("unknown key")
             steps, keys = split_path(problem.path), [*schema.model_fields, *common]

@@ -1,6 +1,7 @@
 """Whatever is written into a recipe, the checks answer with problems: never with a traceback."""
 
 import copy
+import importlib.util
 import json
 import random
 
@@ -138,3 +139,14 @@ def test_mistakes_that_do_not_depend_on_each_other_are_told_at_once(tmp_path):
     fixes = {each.path: each.fix for each in checked.errors}
     assert {"model.path", "model.lora.rank", "teacher.path"} <= fixes.keys()
     assert fixes["model.lora.rank"] == "write `r`"
+
+
+def test_a_missing_package_is_told_beside_a_wrong_parameter(tmp_path, monkeypatch):
+    find = importlib.util.find_spec
+    gone = lambda name, *more: None if name == "openai" else find(name, *more)  # noqa: E731
+    monkeypatch.setattr(importlib.util, "find_spec", gone)
+    flags = ["rewards=[{kind: judge, model: m, rubric: 'good?', scal: 3}]"]
+    checked = check_recipe(write_recipe(tmp_path), flags, Hardware(gpus=0, cpus=2))
+    told = {each.path: each.seen for each in checked.errors}
+    assert told["rewards.0.scal"] == "unknown key `scal`"
+    assert told["rewards.0.kind"] == "openai is not installed"
