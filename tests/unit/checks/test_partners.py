@@ -121,6 +121,16 @@ def test_a_scheduler_is_refused_exactly_if_it_cannot_be_built_and_the_fix_builds
         assert len(found) == 1
 
 
+def test_reentrant_checkpointing_on_several_processes_is_refused_where_it_would_fail(tmp_path):
+    settings = {"gradient_checkpointing_kwargs": "{use_reentrant: true}"}
+    looks = {"ddp_find_unused_parameters": "true"}
+    path = "training.gradient_checkpointing_kwargs.use_reentrant"
+    assert path in find(tmp_path, {**settings, **looks}, processes=2)
+    assert path not in find(tmp_path, {**settings, **looks})
+    assert path not in find(tmp_path, settings, processes=2)
+    assert path not in find(tmp_path, looks, processes=2)
+
+
 # --- what trainings read -----------------------------------------------------------------------
 
 NAMES = frozenset(field.name for field in fields(GRPOConfig))
