@@ -35,7 +35,7 @@ from grpo_cli.checks.settings import check_repeated
 from grpo_cli.data.columns import check_columns, keep_rows
 from grpo_cli.data.images import MARK, check_image_columns
 from grpo_cli.data.mixing import SOURCE, place_issues
-from grpo_cli.data.prompts import Renderer, Style, is_plain, template_columns
+from grpo_cli.data.prompts import Renderer, Style, is_conversation, is_plain, template_columns
 from grpo_cli.data.rows import Row, RowNames, suggest
 from grpo_cli.data.sources import Preview, join_previews, preview
 from grpo_cli.errors import ProblemsError, RewardError, RunError, nearest
@@ -319,7 +319,7 @@ def _check_split(
     rows: list[Row] = []
     found = collect(lambda: check_columns(dataset.columns, sorted(columns), names.split))
     extracts = not found
-    found += _check_prompt(dataset, columns, names.split)
+    found += _check_prompt(dataset, columns, names.split, sample)
     known = columns | set(dataset.columns)
     found += collect(partial(check_image_columns, dataset.prompt.images, known, names.split))
     # Of reasoning-gym only the columns are known, and no row.
@@ -360,7 +360,9 @@ def _try_prompts(dataset: Any, rows: list[Row], names: RowNames) -> None:
             renderer.render(row, names(row["row_id"]))
 
 
-def _check_prompt(dataset: Any, columns: frozenset[str], split: str) -> Iterator[Issue]:
+def _check_prompt(
+    dataset: Any, columns: frozenset[str], split: str, sample: Sequence[Row]
+) -> Iterator[Issue]:
     known = columns | set(dataset.columns) | ({SOURCE} if dataset.source_name else set())
     for key, text in find_templates(dataset):
         path = f"dataset.prompt.{key}"
@@ -386,6 +388,11 @@ def _check_prompt(dataset: Any, columns: frozenset[str], split: str) -> Iterator
     if dataset.prompt.user is None and "prompt" not in known:
         seen = f"no `user` template is given and the {DATA[split]} has no column `prompt` "
         fix = 'add `dataset.prompt.user`, such as `user: "{{ question }}"`'
+        messages = [
+            name for name in sorted(columns) if sample and is_conversation(sample[0].get(name))
+        ]
+        if messages:
+            fix = f"write `columns: {{prompt: {messages[0]}}}`: its messages become the prompt"
         yield Issue(f"{seen}(columns: {list_columns(columns)})", fix, "dataset.prompt")
 
 

@@ -146,10 +146,8 @@ class Script(ScriptModel):
 
     def _take_config(self, trainer: Object | None, value: Value | None) -> None:
         configs = [made for made in self.evaluator.made if self.is_config(made)]
-        if trainer is None:
-            config = self.combine(configs, "GRPOConfig")
-        else:
-            config = self.find_in(value, self.is_config) if value is not None else None
+        is_alone = trainer is None
+        config = self.combine(configs, "GRPOConfig") if is_alone else self._find_config(value)
         if config is None:
             if value is not None and plain(value) is not None:
                 fix = "write its values: " + self.advice_for(value)
@@ -161,11 +159,20 @@ class Script(ScriptModel):
             self.done.add((id(config), key))
             final["output_dir" if key == "0" else key] = (given, self.node_of(config, key))
         for change in self.evaluator.assignments:
-            if change.owner is config and not change.name.startswith("["):
+            owners = self.merged.get(id(config), [config])
+            if change.owner in owners and not change.name.startswith("["):
                 self.done.add((id(change), ""))
                 final[change.name] = (config.attrs.get(change.name, change.value), change.node)
         for name, (given, node) in final.items():
             self._take_setting(name, given, node)
+
+    def _find_config(self, value: Value | None) -> Object | None:
+        """Return the config that the trainer gets, or those of branches as one."""
+        if isinstance(value, Choice):
+            pairs = [(test, self.find_in(each, self.is_config)) for test, each in value.options]
+            configs = [(test, config) for test, config in pairs if config is not None]
+            return self.merge(configs) if len(configs) == len(pairs) else None
+        return self.find_in(value, self.is_config)
 
     def _take_setting(self, name: str, value: Value, node: ast.AST) -> None:
         if name in ("*", "**"):

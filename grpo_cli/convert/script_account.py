@@ -1,6 +1,7 @@
 """The account of a Python script: what is taken, what is left to a person and what is dropped, with lines."""
 
 import ast
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path as FilePath
 from typing import Any
@@ -21,6 +22,8 @@ from grpo_cli.convert.script_values import (
     line_of,
     plain,
     reachable,
+    root_of,
+    unset,
 )
 from grpo_cli.errors import RecipeError, recipe_error
 from grpo_cli.issues import Location
@@ -55,6 +58,8 @@ class ScriptAccount:
         """Keys of the recipe that no config of TRL has: key of the report, value and place."""
         self.done: set[tuple[int, str]] = set()
         """Arguments (of calls by id), assignments and calls that are in the account."""
+        self.merged: dict[int, list[Object]] = {}
+        """Calls of branches that were made one, by id."""
         self.reached: list[Object] = []
         """What the trainer gets."""
         self.nodes_of: dict[str, ast.AST] = {}
@@ -83,7 +88,9 @@ class ScriptAccount:
         evaluator = self.evaluator
         instances: dict[int, Value] = {}
         mentions = {node: self._mentions_training(node) for node in self._list_definitions()}
-        for function in list(evaluator.functions):
+        named = self._list_named()
+        # Those that no other function calls are where the script begins.
+        for function in sorted(evaluator.functions, key=lambda each: named[_name_of(each)] > 0):
             if any(map(self.is_trainer, evaluator.made)):
                 return
             node, cls = function.node, function.cls
@@ -91,8 +98,11 @@ class ScriptAccount:
             if base is not None and (base.last_name.endswith("Trainer") or "GRPO" in base.name):
                 continue  # a trainer that another file makes
             owner = node if cls is None else cls.node
-            name = str(getattr(node, "name", ""))
-            if node in evaluator.entered or name.startswith("__") or not mentions.get(owner):
+            name = _name_of(function)
+            is_start = cls is None and not named[name]
+            if node in evaluator.entered or name.startswith("__"):
+                continue
+            if not is_start and not mentions.get(owner):
                 continue
             unknown: dict[str, Value] = {"**": Object(node, parts=(Object(node),))}
             positional: tuple[Value, ...] = ()
@@ -102,6 +112,12 @@ class ScriptAccount:
                 positional = (instances[id(cls)],)
             entry = Function(node, frame=function.frame, positional=positional, cls=cls)
             evaluator.call_value(node, entry, [], unknown)
+
+    def _list_named(self) -> Counter[str]:
+        """Count how often functions of the script name something."""
+        inside = {node for each in self._list_definitions() for node in ast.walk(each)}
+        names = [getattr(node, "id", None) or getattr(node, "attr", None) for node in inside]
+        return Counter(name for name in names if isinstance(name, str))
 
     def _list_definitions(self) -> list[ast.AST]:
         kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
@@ -185,24 +201,18 @@ class ScriptAccount:
         ):
             lines = ", ".join(str(line_of(each.node)) for each in made)
             raise self._refuse(f"calls {what} {len(made)} times (lines {lines})")
-        names = dict.fromkeys(name for each in made for name in each.args or {})
-        args = {
-            name: choose(
-                made[0].node,
-                [
-                    (
-                        each.condition,
-                        (each.args or {}).get(name)
-                        or Object(each.node, name="unset", parts=(each,)),
-                    )
-                    for each in made
-                ],
-            )
-            for name in names
-        }
-        for each in made:
+        return self.merge([(each.condition, each) for each in made])
+
+    def merge(self, options: list[tuple[str, Object]]) -> Object:
+        """Return calls of which one is made as one, whose arguments and attributes are choices."""
+        first = options[0][1]
+        args = _merge_mappings(first.node, [(test, each.args or {}) for test, each in options])
+        attrs = _merge_mappings(first.node, [(test, each.attrs) for test, each in options])
+        merged = Object(first.node, name=first.name, args=args, cls=first.cls, attrs=attrs)
+        for _, each in options:
             self.done |= {(id(each), name) for name in ("", *(each.args or {}))}
-        return Object(made[0].node, name=made[0].name, args=args, cls=made[0].cls)
+        self.merged[id(merged)] = [each for _, each in options]
+        return merged
 
     def _refuse(self, message: str) -> RecipeError:
         fix = "name a script that makes one GRPOTrainer, or the YAML that it reads"
@@ -342,7 +352,7 @@ class ScriptAccount:
         """Name every argument, assignment and method call on the training's objects that is not taken."""
         roles = {id(made): self._role(made) for made in self.evaluator.made}
         for made in self.evaluator.made:
-            root = _root_of(made)
+            root = root_of(made)
             if roles[id(made)] and made.owner is None:
                 self._sweep_arguments(made, roles[id(made)], trainer)
             elif made is not root and isinstance(root, Object) and roles.get(id(root)):
@@ -350,7 +360,7 @@ class ScriptAccount:
             elif (id(made), "") not in self.done:
                 self._sweep_passed(made, roles)
         for change in self.evaluator.assignments:
-            root = _root_of(change.owner)
+            root = root_of(change.owner)
             if (
                 isinstance(root, Object)
                 and roles.get(id(root))
@@ -363,11 +373,11 @@ class ScriptAccount:
         if not left or (id(made), "") in self.done:
             return
         if len(left) == len(made.args or {}) and role != "trainer":
-            reason = (
-                "it does not reach GRPOTrainer"
-                if trainer is not None
-                else "no GRPOTrainer is made here"
-            )
+            reason = "it does not reach GRPOTrainer"
+            if trainer is None:
+                reason = "no GRPOTrainer is made here"
+            elif any(each is made for each in reachable(trainer)):
+                reason = "whether GRPOTrainer gets it depends on a condition"
             reason = read_keys("script-unreached").get(role, reason)
             self.drop(code_of(made.node, 240), made.node, reason)
             return
@@ -415,7 +425,7 @@ class ScriptAccount:
         ):
             return
         for value in (made.args or {}).values():
-            root = _root_of(value)
+            root = root_of(value)
             is_itself = isinstance(value, Object) and (value.is_call or value.name.startswith("["))
             role = _role_in(value, roles.get(id(root), "")) if is_itself else ""
             if role in ("config", "model", "tokenizer", "trainer") and value not in self.reached:
@@ -431,11 +441,16 @@ class ScriptAccount:
         self.drop(f"{code_of(target)} = {code_of(change.value.node)}{where}", change.node, reason)
 
 
-def _root_of(value: Value) -> Value:
-    """Return the object that a chain of attributes, items and methods begins with."""
-    while isinstance(value, Object) and value.owner is not None:
-        value = value.owner
-    return value
+def _name_of(function: Function) -> str:
+    return str(getattr(function.node, "name", ""))
+
+
+def _merge_mappings(node: ast.AST, options: list[tuple[str, dict[Any, Value]]]) -> dict[Any, Value]:
+    names = dict.fromkeys(name for _, mapping in options for name in mapping)
+    return {
+        name: choose(node, [(test, mapping.get(name) or unset(node)) for test, mapping in options])
+        for name in names
+    }
 
 
 def _role_in(value: Value, role: str) -> str:

@@ -17,10 +17,12 @@ from grpo_cli.convert.script_values import (
     Object,
     Value,
     call_method,
+    change_items,
     choose,
     default_of,
     known,
     plain,
+    root_of,
 )
 from grpo_cli.recipe.yaml_tree import read_scalar
 
@@ -161,6 +163,7 @@ class Calls(Expressions):
     ) -> Value:
         base, pair = cls.outside_base, cls.find("__init__")
         instance = Object(node, name=cls.name, cls=cls, parts=(*positional, *keywords.values()))
+        self.place_in_branch(instance)
         if pair is not None and isinstance(pair[1], Function):
             instance.parts = ()
             bound = Function(pair[1].node, frame=pair[1].frame, positional=(instance,), cls=pair[0])
@@ -222,7 +225,7 @@ class Calls(Expressions):
     ) -> Value:
         name = method.name
         if isinstance(owner.data, list | dict) and (
-            changed := _change(owner, name, positional, keywords)
+            changed := change_items(owner, name, positional, keywords)
         ):
             items, result = changed
             if items is None:
@@ -383,10 +386,10 @@ class Calls(Expressions):
     def _list_arguments(self, node: ast.AST, parser: Object) -> Iterator[tuple[str, Value]]:
         """Yield the names of `add_argument`, each with what the command line gives it."""
         presets = [
-            made for made in self.made if made.name == "set_defaults" and _root(made) is parser
+            made for made in self.made if made.name == "set_defaults" and root_of(made) is parser
         ]
         for made in [made for made in self.made if made.name == "add_argument"]:
-            if _root(made) is not parser or not isinstance(made.args, dict):
+            if root_of(made) is not parser or not isinstance(made.args, dict):
                 continue
             flags = [plain(made.args[key]) for key in made.args if key.isdigit()]
             texts = [flag for flag in flags if isinstance(flag, str)]
@@ -446,56 +449,3 @@ class Calls(Expressions):
         }
         unknown = Object(node, name="flags", parts=(parser,))
         return given if self._knows_flags else {**given, "**": unknown}
-
-
-def _root(value: Value) -> Value:
-    """Return the object that a chain of methods begins with."""
-    while isinstance(value, Object) and value.owner is not None:
-        value = value.owner
-    return value
-
-
-def _change(
-    owner: Known, name: str, positional: list[Value], keywords: dict[str, Value]
-) -> tuple[Any, Value | None] | None:
-    """Return the items of a list or mapping after a method that changes it, and its result; None for another."""
-    first = positional[0] if positional else None
-    match owner.data, name:
-        case list() as items, "append" if first is not None:
-            return [*items, first], None
-        case list() as items, "insert" if len(positional) == 2:
-            index = plain(positional[0])
-            at = index if isinstance(index, int) else 0
-            return [*items[:at], positional[1], *items[at:]], None
-        case list() as items, "extend" if isinstance(first, Known) and isinstance(
-            first.data, list | tuple
-        ):
-            return [*items, *first.data], None
-        case dict() as items, "update":
-            more = first.data if isinstance(first, Known) and isinstance(first.data, dict) else None
-            if first is not None and (more is None or first.is_open):  # type: ignore[attr-defined]
-                return None, None
-            new = {key: value for key, value in keywords.items() if key != "**"}
-            return (None if "**" in keywords else {**items, **(more or {}), **new}), None
-        case dict() as items, "setdefault" if len(positional) == 2 and isinstance(
-            plain(first), str
-        ):
-            key = plain(first)
-            return {key: positional[1], **items}, items.get(key, positional[1])
-        case dict() as items, "pop" if positional and isinstance(key := plain(first), str):
-            if key in items:
-                return {name: value for name, value in items.items() if name != key}, items[key]
-        case list() | dict(), (
-            "append"
-            | "extend"
-            | "insert"
-            | "remove"
-            | "pop"
-            | "clear"
-            | "sort"
-            | "reverse"
-            | "popitem"
-            | "setdefault"
-        ):
-            return None, None
-    return None

@@ -18,6 +18,7 @@ from grpo_cli.convert.script_values import (
     choose,
     default_of,
     known,
+    unset,
 )
 
 _MOST_STEPS = 40_000
@@ -57,6 +58,8 @@ class Environment:
         self._conditions: list[str] = []
         self._branches: list[tuple[int, int]] = []
         self._undo: list[dict[tuple[int, Any], tuple[dict[Any, Any], Any, Any]]] = []
+        self._depths: dict[int, tuple[int, dict[Any, Any]]] = {}
+        """How deep in branches an object was made, by the id of its attributes, which are kept."""
         self._steps = 0
         self._forks = 0
 
@@ -125,23 +128,32 @@ class Environment:
         if all(value is values[0][1] for _, value in values):
             self.store(target, key, values[0][1])
             return
-        if key == "data" and "is_open" in target:
+        if key == "data" and all(isinstance(value, dict) for _, value in values):
+            names = dict.fromkeys(name for _, value in values for name in value)
+            self.store(
+                target,
+                key,
+                {
+                    name: choose(
+                        node, [(test, value.get(name) or unset(node)) for test, value in values]
+                    )
+                    for name in names
+                },
+            )
+            return
+        if key in ("data", "is_open") and "is_open" in target:
             self.store(target, "is_open", True)
-            self.store(target, key, max((value for _, value in values), key=len))
+            if key == "data":
+                self.store(target, key, max((value for _, value in values), key=len))
             return
-        if key == "is_open":
-            self.store(target, key, True)
-            return
-        options = [
-            (name, Object(node, name="unset") if value is MISSING else value)
-            for name, value in values
-        ]
+        options = [(name, unset(node) if value is MISSING else value) for name, value in values]
         chosen = default_of(options[0 if default else -1][1]) if default is not MISSING else MISSING
         self.store(target, key, choose(node, options, chosen))
 
     def store(self, target: dict[Any, Any], key: Any, value: Any) -> None:
         """Set an item of the environment so that a branch can be undone."""
-        if self._undo:
+        # An object that was made in this branch is in no other one.
+        if len(self._undo) > self._depths.get(id(target), (0,))[0]:
             self._undo[-1].setdefault((id(target), key), (target, key, target.get(key, MISSING)))
         _put(target, key, value)
 
@@ -160,6 +172,9 @@ class Environment:
 
     def record(self, owner: Object, key: Any, name: str, value: Value, node: ast.AST) -> None:
         """Set an attribute or item of an object, and record the assignment."""
+        if name in (owner.args or {}) and key not in owner.attrs:
+            # What it is in a branch that does not set it.
+            owner.attrs[key] = (owner.args or {})[name]
         self.store(owner.attrs, key, value)
         self.assignments.append(Assignment(owner, name, value, node, self.condition))
 
@@ -176,7 +191,12 @@ class Environment:
         made = Object(node, name=name, args=args, owner=owner, **fields)
         made.condition, made.branches = self.condition, tuple(self._branches)
         self.made.append(made)
+        self.place_in_branch(made)
         return made
+
+    def place_in_branch(self, made: Object) -> None:
+        """Record the branch that an object is made in."""
+        self._depths[id(made.attrs)] = len(self._undo), made.attrs
 
     @contextmanager
     def enter(self, node: ast.AST) -> Iterator[bool]:

@@ -46,12 +46,14 @@ class ScriptModel(ScriptRows):
         if lora is None:
             self.leave("model.lora", value, self.nodes_of["peft_config"])
             self.report.unread.add("model")
-        elif isinstance(value, Choice):
-            self.leave(
-                "model.lora", value, self.nodes_of["peft_config"], "write it, or leave it out"
-            )
         else:
             self._take_lora(lora, lora.args or {}, _LORA_DEFAULTS)
+            tests = [
+                test for test, each in getattr(value, "options", ()) if lora in reachable(each)
+            ]
+            if tests:
+                text = f"{self.place(lora.node)} makes it only if `{tests[0]}`; remove it otherwise"
+                self.add_to_do("model.lora", text)
 
     def _take_lora(self, made: Object, args: dict[str, Value], defaults: dict[str, Any]) -> None:
         self.put("use_peft", True, made.node)

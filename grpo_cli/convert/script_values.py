@@ -182,6 +182,18 @@ def known(node: ast.AST, data: Any) -> Known:
     return Known(node, data)
 
 
+def unset(node: ast.AST) -> Object:
+    """Return what stands for a name that has no value in a branch."""
+    return Object(node, name="unset", parts=(Object(node),))
+
+
+def root_of(value: Value) -> Value:
+    """Return the object that a chain of attributes, items and methods begins with."""
+    while isinstance(value, Object) and value.owner is not None:
+        value = value.owner
+    return value
+
+
 def parts_of(value: Value) -> Iterator[Value]:
     """Yield the values that a value directly consists of or is computed from."""
     match value:
@@ -217,6 +229,12 @@ def is_same(first: Value | None, second: Value | None) -> bool:
     """Return whether two values are certainly the same."""
     if first is second:
         return True
+    if isinstance(first, Object) and isinstance(second, Object):
+        if first.name == second.name == "unset":
+            return True
+        if first.node is second.node and first.parts and first.args is second.args is None:
+            pairs = zip(first.parts, second.parts, strict=False)
+            return first.name == second.name and all(is_same(*pair) for pair in pairs)
     values = plain(first), plain(second)
     return MISSING not in values and repr(values[0]) == repr(values[1])
 
@@ -249,10 +267,9 @@ def code_of(node: ast.AST, longest: int = 60) -> str:
 
 def negate(condition: str) -> str:
     """Return the code of the opposite condition."""
-    is_simple = (
-        condition.startswith("not ") and " and " not in condition and " or " not in condition
-    )
-    return condition.removeprefix("not ") if is_simple else f"not ({condition})"
+    if condition.startswith("not ") and " and " not in condition and " or " not in condition:
+        return condition.removeprefix("not ")
+    return f"not ({condition})" if " " in condition else f"not {condition}"
 
 
 def line_of(node: ast.AST) -> int:
@@ -373,3 +390,49 @@ def call_method(owner: Any, name: str, args: list[Any], keywords: dict[str, Any]
     if name in ("replace", "join") and len(str(owner)) * len(str(args)) > 50 * _LONGEST:
         raise ValueError
     return getattr(owner, name)(*args, **keywords)
+
+
+def change_items(
+    owner: Known, name: str, positional: list[Value], keywords: dict[str, Value]
+) -> tuple[Any, Value | None] | None:
+    """Return the items of a list or mapping after a method that changes it, and its result; None for another."""
+    first = positional[0] if positional else None
+    match owner.data, name:
+        case list() as items, "append" if first is not None:
+            return [*items, first], None
+        case list() as items, "insert" if len(positional) == 2:
+            index = plain(positional[0])
+            at = index if isinstance(index, int) else 0
+            return [*items[:at], positional[1], *items[at:]], None
+        case list() as items, "extend" if isinstance(first, Known) and isinstance(
+            first.data, list | tuple
+        ):
+            return [*items, *first.data], None
+        case dict() as items, "update":
+            more = first.data if isinstance(first, Known) and isinstance(first.data, dict) else None
+            if first is not None and (more is None or first.is_open):  # type: ignore[attr-defined]
+                return None, None
+            new = {key: value for key, value in keywords.items() if key != "**"}
+            return (None if "**" in keywords else {**items, **(more or {}), **new}), None
+        case dict() as items, "setdefault" if len(positional) == 2 and isinstance(
+            plain(first), str
+        ):
+            key = plain(first)
+            return {key: positional[1], **items}, items.get(key, positional[1])
+        case dict() as items, "pop" if positional and isinstance(key := plain(first), str):
+            if key in items:
+                return {name: value for name, value in items.items() if name != key}, items[key]
+        case list() | dict(), (
+            "append"
+            | "extend"
+            | "insert"
+            | "remove"
+            | "pop"
+            | "clear"
+            | "sort"
+            | "reverse"
+            | "popitem"
+            | "setdefault"
+        ):
+            return None, None
+    return None

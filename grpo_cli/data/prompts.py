@@ -315,6 +315,16 @@ def render_template(text: str, row: Row, where: str, path: str) -> str:
         raise _explain_failure(text, row, where, path, error) from error
 
 
+def is_conversation(value: object) -> bool:
+    """Return whether a value is a list of messages that a model can be asked to answer."""
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(isinstance(each, dict) and {"role", "content"} <= each.keys() for each in value)
+        and value[-1]["role"] != "assistant"
+    )
+
+
 def _explain_failure(text: str, row: Row, where: str, path: str, error: Exception) -> RecipeError:
     columns = sorted(template_columns(text, path))
     missing = [name for name in columns if name not in row]
@@ -331,6 +341,8 @@ def _explain_failure(text: str, row: Row, where: str, path: str, error: Exceptio
         fix = f"name a text in it, such as {{{{ {bad}[-1].{key} }}}}"
         if bad == "prompt":
             fix = f"leave `{path}` out: messages in `prompt` are the prompt; or {fix}"
+        elif is_conversation(row[bad]):
+            fix = f"leave `{path}` out, and make the messages the prompt by `columns: {{prompt: {bad}}}`"
     elif bad is not None and row[bad]:
         fix = f"name one of its keys, such as {{{{ {bad}.{next(iter(row[bad]))} }}}}"
     elif bad is not None:

@@ -376,3 +376,139 @@ def test_what_is_no_training_script_is_refused(text, said):
 def test_scripts_are_trls():
     with pytest.raises(UsageError, match="only TRL"):
         translate("GRPOConfig()", Path("train.py"), "axolotl")
+
+
+BRANCHES = """\
+import argparse
+import torch.nn as nn
+
+class Config(GRPOConfig):
+    beta: float = 0.04
+
+class Trainer(GRPOTrainer):
+    def __init__(self, scale, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.scale = scale
+
+def build(cli):
+    config = Config(output_dir="o", num_generations=4)
+    if cli.debug:
+        config.max_steps = 2
+    config.learning_rate = cli.lr
+    return config
+
+class Run:
+    def __init__(self, cli):
+        self.cli = cli
+        self.model = AutoModelForCausalLM.from_pretrained("org/m", torch_dtype="bfloat16")
+        self.model.config.use_cache = False
+
+    def rows(self):
+        rows = load_dataset("org/rows", split="train")
+        if self.cli.debug:
+            rows = rows.select(range(8))
+        return rows
+
+    def train(self):
+        keywords = dict(model=self.model, args=build(self.cli), train_dataset=self.rows())
+        if self.cli.lora:
+            keywords["peft_config"] = LoraConfig(r=4)
+        trainer = Trainer(2.0, reward_funcs="r/m", **keywords)
+        trainer.add_callback(Mine())
+        trainer.train()
+        trainer.push_to_hub("name")
+
+def main():
+    parser = argparse.ArgumentParser()
+    group = parser.add_argument_group("g")
+    group.add_argument("--lr", type=float, default=5e-6)
+    parser.add_argument("--no-lora", dest="lora", action="store_false")
+    parser.add_argument("--debug", action="store_true")
+    Run(parser.parse_args()).train()
+"""
+
+
+def test_functions_classes_and_branches_are_followed_and_all_of_them_is_named():
+    report = convert(BRANCHES)
+    recipe = report.recipe
+    assert recipe["training"] == {"beta": 0.04}
+    assert (recipe["model"]["path"], recipe["model"]["dtype"]) == ("org/m", "bfloat16")
+    assert recipe["model"]["lora"]["r"] == 4
+    assert set(report.to_do) == {
+        "model.lora",
+        "training.max_steps",
+        "training.learning_rate",
+        "dataset.limit",
+    }
+    assert "only if `self.cli.lora`" in report.to_do["model.lora"]
+    assert "(2 if `cli.debug`, or not set if `not cli.debug`)" in report.to_do["training.max_steps"]
+    rate = report.to_do["training.learning_rate"]
+    assert "has `config.learning_rate = cli.lr`, which is 5e-06 unless `--lr` is given" in rate
+    assert rate.endswith("\nlearning_rate: 5.0e-06")
+    assert "only if `self.cli.debug`" in report.to_do["dataset.limit"]
+    assert set(reasons(report)) == {
+        "output_dir",
+        "trainer.add_callback(Mine())",
+        "trainer.push_to_hub('name')",
+        "self.model.config.use_cache = False",
+        "self.scale = 2.0",
+    }
+
+
+def test_nothing_is_said_about_settings_that_were_not_read():
+    text = "args = {}GRPOTrainer('m/x', 'r/m', args, load_dataset('d/x'))\n"
+    for made in (
+        "TrlParser(GRPOConfig).parse_args_and_config()[0]\n",
+        "GRPOConfig(**more)\n",
+        "f()\n",
+    ):
+        report = convert(text.format(made))
+        assert set(report.to_do) == {"training"}
+        assert "generation" not in report.recipe
+        assert report.notes == {}
+
+
+@pytest.mark.parametrize(
+    ("argument", "reason"),
+    [
+        ("reward_function=f", "did you mean `reward_funcs`?"),
+        ("tokenizer=f", "did you mean `processing_class`?"),
+        ("bf16=True", "recipes have `training.bf16`"),
+        ("nonsense=1", "GRPOTrainer has no such argument"),
+    ],
+)
+def test_arguments_that_the_trainer_does_not_have_are_named(argument, reason):
+    report = convert(f"from trl import GRPOTrainer\nGRPOTrainer('m/x', 'r/m', {argument})\n")
+    assert reason in reasons(report)[f"GRPOTrainer.{argument.partition('=')[0]}"]
+
+
+def test_vllms_sampling_parameters_have_a_home():
+    made = "SamplingParams(top_k=40, stop='</a>', seed=7)"
+    report = convert(f"args = GRPOConfig(use_vllm=True, vllm_sampling_params={made})\n{TAIL}")
+    generation = report.recipe["generation"]
+    assert (generation["top_k"], generation["stop_strings"]) == (40, ["</a>"])
+    assert set(reasons(report)) == {"SamplingParams.seed"}
+
+
+def test_a_tokenizers_template_is_taken():
+    text = "tok = AutoTokenizer.from_pretrained('m/x')\ntok.chat_template = '{{ messages }}'\n"
+    report = convert(f"{text}{TAIL.replace('args=args', 'processing_class=tok')}")
+    assert find(report.recipe, "model.chat_template") == "{{ messages }}"
+
+
+@pytest.mark.parametrize(
+    ("lines", "notes"),
+    [
+        ("", {"training.beta": "0.0 (0.04 before TRL 0.19)"}),
+        ("beta=0.5", {"training.beta": None}),
+        ("importance_sampling_level='token'", {"training.beta": None}),
+        ("use_vllm=True", {"generation.vllm.mode": "colocate (server before TRL 1.0)"}),
+        ("max_prompt_length=64", {"max_prompt_length": "is of TRL before 0.28"}),
+        ("max_prompt_length=64", {"dataset.max_prompt_length": "64 (TRL cut longer prompts"}),
+    ],
+)
+def test_defaults_that_changed_are_noted_unless_the_config_is_newer(lines, notes):
+    report = convert(f"args = GRPOConfig({lines})\n{TAIL}")
+    for key, text in notes.items():
+        assert (report.notes.get(key) or "").startswith(text or "")
+        assert (key in report.notes) == (text is not None)

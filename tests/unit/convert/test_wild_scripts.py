@@ -100,11 +100,11 @@ def test_each_setting_is_in_the_account_with_its_line(arguments, statements):
     for node in ast.walk(tree):
         match node:
             case ast.keyword(arg=name, value=value):
-                last.setdefault(name, value.lineno)
+                last[name] = max(value.lineno, last.get(name, 0))
             case ast.Expr(value=ast.Call()):
                 last[ast.unparse(node)] = node.lineno
             case ast.Assign(targets=[ast.Attribute(attr=name)]):
-                last[name] = node.lineno
+                last[name] = max(node.lineno, last.get(name, 0))
     for name, line in last.items():
         is_change = name.startswith("change(")
         assert is_change or line in account, (name, line, text)
