@@ -69,7 +69,7 @@ def make_trainer(model: Path, folder: Path, *, share: int = 2, **settings: Any) 
         train_dataset=Dataset.from_list(make_rows(share)),
         processing_class=tokenizer,
     )
-    log = CompletionLog(None, ["by_tokens"], [], lambda: True)
+    log = CompletionLog(None, ["by_tokens"], bool, lambda: True)
     trainer.dynamic_sampling = DynamicSampling(trainer, 3, log)
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = 1

@@ -110,9 +110,7 @@ def check_effects(recipe: Recipe, steps: int | None) -> Iterator[Issue]:
         fix = "set `training.beta: 0.04` or the like, or remove `sync_ref_model`"
         yield Issue(seen, fix, "training.sync_ref_model")
     elif read_setting(recipe, "sync_ref_model") and recipe.model.lora is not None:
-        # Source: trl 1.16, `GRPOTrainer.__init__`, which raises NotImplementedError.
-        seen = "TRL cannot do this with LoRA: the reference is the model without its adapter"
-        yield Issue(seen, "remove it, or `model.lora`", "training.sync_ref_model")
+        yield from _check_synced_adapter(recipe)
     # A resolved recipe holds the defaults too.
     is_set = generation.vllm != VllmConfig.model_construct()
     if recipe.is_sampled and generation.backend != "vllm" and is_set:
@@ -136,6 +134,17 @@ def check_effects(recipe: Recipe, steps: int | None) -> Iterator[Issue]:
             yield Issue(seen, fix, f"rewards.{index}.timeout_s")
     if steps:
         yield from _check_beyond_the_end(recipe, steps)
+
+
+def _check_synced_adapter(recipe: Recipe) -> Iterator[Issue]:
+    """Find what keeps a copy of the adapter from following it as the reference."""
+    path, strategy = "training.sync_ref_model", recipe.launch.strategy
+    if recipe.model.adapter is not None and recipe.model.adapter.reference == "base":
+        seen = "the reference is the model without adapters (`reference: base`), which has nothing to synchronize"
+        yield Issue(seen, "remove it, or `reference` from `model.adapter`", path)
+    if strategy in SHARED_WEIGHTS:
+        seen = f"an adapter cannot be the reference with weights sharded by {strategy}"
+        yield Issue(seen, "set `launch.strategy: ddp`, or remove it", path)
 
 
 def check_repeated(
@@ -200,9 +209,12 @@ def _check_sampling(recipe: Recipe) -> Iterator[Issue]:
         if is_greedy:
             seen = f"{how} gives every completion of a prompt the same tokens, so no group has a signal"
             yield Issue(seen, f"remove `{path.rpartition('.')[2]}`", path)
-    if options.get("stop_strings"):
-        seen = "sampling fails with it: `generate()` needs the tokenizer for it, which TRL does not pass"
-        yield Issue(seen, "remove it", f"{within}.stop_strings")
+    for name in ("stop_strings", "stop"):
+        strings = options.get(name) or []
+        strings = [strings] if isinstance(strings, str) else strings
+        if not isinstance(strings, list) or not all(s and isinstance(s, str) for s in strings):
+            seen = f"should be texts that end a completion (got {strings!r})"
+            yield Issue(seen, 'write `stop_strings: ["\\nQuestion:"]`', f"{within}.{name}")
     limit = generation.max_completion_length
     for name in ("min_new_tokens", "min_tokens"):
         if isinstance(least := options.get(name), int) and least >= limit:
@@ -401,7 +413,7 @@ def wanted_parts(recipe: Recipe) -> FastConfig:
 
 def _find_left_off(recipe: Recipe) -> dict[str, str]:
     fast, training, model = wanted_parts(recipe), recipe.training, recipe.model
-    options = recipe.generation.extras.get("generation_kwargs")
+    options = recipe.generation.backend_kwargs
     settings = {**training.extras, "beta": recipe.kl_weight, "generation_kwargs": options}
     settings[IMAGES] = recipe.has_images
     left_off = find_left_off(fast, settings)

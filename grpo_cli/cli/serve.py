@@ -104,7 +104,8 @@ def chat(
         read_picture,
     )
 
-    served, sampling = find_served(source, checkpoint), SamplingParams(temperature, max_tokens)
+    served = find_served(source, checkpoint)
+    sampling = SamplingParams(temperature, max_tokens, **served.reading)
     if image and not served.has_images:
         raise UsageError(
             f"--image needs a model trained on images, and {source} is none. Fix: leave out --image"

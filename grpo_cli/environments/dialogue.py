@@ -9,6 +9,7 @@ from typing import Any
 from grpo_cli.data.images import images_of, in_parts
 from grpo_cli.environments.calls import Content, as_text
 from grpo_cli.environments.contract import EpisodeError, Tool, tool_template_fix
+from grpo_cli.fast.completion_reader import build_reader
 from grpo_cli.fast.prompts import apply_template, begins_itself
 from grpo_cli.models.processor import tokenizer_of
 from grpo_cli.rewards.answers import after_thinking
@@ -48,6 +49,8 @@ class Dialogue:
         has_tools: bool,
         template_kwargs: Mapping[str, Any] | None = None,
         stops: Sequence[int] | None = None,
+        stop_strings: Sequence[str] = (),
+        skip_special_tokens: bool = True,
     ) -> None:
         """Check that the chat template will do.
 
@@ -57,6 +60,8 @@ class Dialogue:
             has_tools: Whether the model may call tools.
             template_kwargs: More variables for the chat template.
             stops: Tokens that end an answer; None for the tokenizer's.
+            stop_strings: Texts that do.
+            skip_special_tokens: Whether texts lack all special tokens.
 
         Raises:
             EpisodeError: The template cannot render a dialogue, or tools.
@@ -76,7 +81,13 @@ class Dialogue:
             self._image_marks = {processor.image_token, *tokens}
         self.has_tools = has_tools
         self._kwargs = dict(template_kwargs or {})
-        self.stops = frozenset(stops if stops is not None else [tokenizer.eos_token_id])
+        self.reader = build_reader(
+            tokenizer,
+            stops if stops is not None else [tokenizer.eos_token_id],
+            stop_strings=stop_strings,
+            skip_special_tokens=skip_special_tokens,
+        )
+        self.stops = self.reader.end_ids
         if self._renderer.chat_template is None:
             raise EpisodeError(
                 "an episode is a dialogue, and the tokenizer has no chat template. Fix: set `model.chat_template`"
@@ -121,10 +132,11 @@ class Dialogue:
         schemas = [dict(tool.schema) for tool in tools] or None
         return self._render(messages, tools=schemas, add_generation_prompt=True)
 
-    def encode_replies(self, replies: Sequence[Message]) -> list[int]:
+    def encode_replies(self, replies: Sequence[Message], *, has_end: bool = True) -> list[int]:
         """Return the tokens from the end of an answer to the beginning of the next: messages that follow it.
 
-        They hold their images.
+        They hold their images. An answer that ended at a stop string has no end token (`has_end` is false): the
+        token is then the first.
 
         Source: `GRPOTrainer._get_tool_suffix_ids` (trl 1.16): they are cut out of a short dialogue.
 
@@ -132,11 +144,11 @@ class Dialogue:
             EpisodeError: They cannot be cut out.
         """
         is_tool = replies[0]["role"] == "tool"
-        ids = self._encode_results(replies) if is_tool else self._encode_texts(replies)
+        ids = self._encode_results(replies, has_end) if is_tool else self._encode_texts(replies)
         # The model wrote it already; in some templates it begins the next message.
-        return ids[1:] if ids and ids[0] in self.stops else ids
+        return ids[1:] if has_end and ids and ids[0] in self.stops else ids
 
-    def _encode_results(self, replies: Sequence[Message]) -> list[int]:
+    def _encode_results(self, replies: Sequence[Message], has_end: bool) -> list[int]:
         before = [_QUESTION, _make_call(replies[0]["name"], {})]
         start = self._render(before, add_generation_prompt=False)
         whole = self._render([*before, *replies], add_generation_prompt=True)
@@ -145,7 +157,7 @@ class Dialogue:
             (place for place in range(len(start), 0, -1) if start[place - 1] in self.stops), 0
         )
         if end and not self.tokenizer.decode(start[end:]).strip():
-            start = start[:end]
+            start = start[: end if has_end else end - 1]
         if whole[: len(start)] != start:
             raise EpisodeError(
                 "the chat template changes a call once its result follows, so the results cannot be cut out of "
@@ -217,7 +229,7 @@ class Dialogue:
         self, token_ids: Sequence[int], context: Sequence[int], tools: Sequence[Tool]
     ) -> Answer:
         """Parse what the model wrote after `context`."""
-        text = self.tokenizer.decode(token_ids, skip_special_tokens=True)
+        text = self.reader.decode(token_ids)
         plain = {"role": "assistant", "content": text}
         if not tools:
             return Answer(plain)

@@ -266,7 +266,7 @@ class Player:
             episode.logprobs = [*(episode.logprobs or []), *sampled.logprobs[number][: len(ids)]]
         if sampled.entropies is not None:
             episode.entropies += sampled.entropies[number][: len(ids)]
-        is_complete = bool(ids) and ids[-1] in self.dialogue.stops
+        is_complete = self.dialogue.reader.is_complete(ids, context)
         if not is_complete:
             episode.end = "tokens" if len(episode.token_ids) >= self._max_tokens else "cut_off"
         answer = self.dialogue.read_answer(ids, context, episode.tools if is_complete else ())
@@ -281,7 +281,8 @@ class Player:
             episode.end = "turns"
         if episode.end is not None:
             return
-        ids = self.dialogue.encode_replies(messages)
+        has_end = episode.token_ids[-1] in self.dialogue.stops
+        ids = self.dialogue.encode_replies(messages, has_end=has_end)
         # At least one token of an answer has to fit.
         if len(episode.token_ids) + len(ids) >= self._max_tokens:
             episode.end = "tokens"
@@ -413,6 +414,7 @@ def open_player(
             has_tools=bool(tools) or any(source.has_tools for source, _ in sources),
             template_kwargs=recipe.generation.extras.get("chat_template_kwargs"),
             stops=stops,
+            **recipe.generation.reading,
         )
         yield Player(
             recipe.episode,

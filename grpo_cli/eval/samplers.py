@@ -54,6 +54,7 @@ def open_sampler(request: EvalRequest, subject: Subject, device: Any) -> Iterato
         "samples_per_prompt": request.samples,
         "chat_template_kwargs": generation.extras.get("chat_template_kwargs"),
     }
+    reading = generation.reading
 
     def find_images(rows: Any) -> Images | None:
         return Images(processing_class, rows[IMAGES]) if has_images else None
@@ -70,7 +71,8 @@ def open_sampler(request: EvalRequest, subject: Subject, device: Any) -> Iterato
 
     def sample(rows: Any, seed: int) -> list[list[Completion]]:
         prompts, images = list(rows["prompt"]), find_images(rows)
-        return sample_completions(model, tokenizer, prompts, images=images, seed=seed, **settings)
+        shared = {**settings, **reading, "images": images, "seed": seed}
+        return sample_completions(model, tokenizer, prompts, **shared)
 
     yield sample
 
@@ -98,6 +100,7 @@ def _open_player(
                 temperature=request.temperature,
                 batch_size=size,
                 fast=recipe.training.fast,
+                stop_strings=recipe.generation.reading["stop_strings"],
                 processor=processing_class,
             )
 
@@ -123,6 +126,7 @@ def _open_vllm(request: EvalRequest, subject: Subject, tokenizer: Any) -> Any:
         model_folder_or_id(subject.model),
         tokenizer,
         stops=all_eos_token_ids(load_generation_config(subject.model), tokenizer),
+        **recipe.generation.reading,
         adapter=subject.adapter,
         seed=request.seed,
         engine=engine_settings(recipe, pick_device(recipe.launch)),

@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 
 import numpy
 import torch
-from transformers import GenerationConfig
+from transformers import GenerationConfig, StoppingCriteriaList
 
 from grpo_cli.data.images import fill_images
 from grpo_cli.errors import RunError
+from grpo_cli.fast.completion_reader import CompletionReader, StopStrings, build_reader
 from grpo_cli.fast.decoding import Decoding, decode, pad_prompts, read_decoding, unsupported_reason
 from grpo_cli.fast.graph_decoding import decode_with_graphs, graph_unsupported_reason
 from grpo_cli.fast.prompts import Prompt, encode_prompt, encode_unexpanded
@@ -38,7 +39,7 @@ class Completion:
     """One sampled answer."""
 
     text: str
-    """The answer without special tokens."""
+    """The answer, as `generation.skip_special_tokens` asks for it."""
     token_ids: tuple[int, ...]
     """Its tokens, with the end-of-sequence token if there is one."""
     clipped: bool
@@ -68,6 +69,8 @@ def sample_completions(
     seed: int | None = None,
     chat_template_kwargs: dict[str, Any] | None = None,
     options: Mapping[str, Any] | None = None,
+    stop_strings: Collection[str] = (),
+    skip_special_tokens: bool = True,
     fast: FastConfig = _FAST,
     generate: Callable[..., list[list[int]]] | None = None,
     images: Images | None = None,
@@ -83,6 +86,8 @@ def sample_completions(
         temperature: 0 is greedy decoding; the samples of a prompt are then all the same.
         seed: Seed of the sampling; None continues from the current random state.
         options: More of transformers' sampling settings, such as `top_p`; not read by greedy decoding.
+        stop_strings: Texts that end a completion, besides end tokens.
+        skip_special_tokens: Whether texts lack all special tokens.
         fast: Whether to sample by `decoding.py` or `graph_decoding.py` if they can, not by plain `generate()`.
         generate: Samples a batch instead, from token ids; samples of a prompt are adjacent. With `images`, it also
             gets those of each prompt, and the token ids are of `encode_unexpanded`.
@@ -94,13 +99,22 @@ def sample_completions(
         RunError: A prompt has no tokens.
     """
     config = _generation_config(model, tokenizer, max_new_tokens, temperature, options or {})
+    reader = build_reader(
+        tokenizer,
+        declared_eos_token_ids(config),
+        stop_strings=stop_strings,
+        skip_special_tokens=skip_special_tokens,
+    )
+    stops = reader.stop_strings
     if images is None:
         encoded, order = _encode_prompts(tokenizer, prompts, chat_template_kwargs)
-        sample: Callable[[Any], Any] = generate or _pick_sampler(model, tokenizer, config, fast)
+        sample: Callable[[Any], Any] = generate or _pick_sampler(model, config, fast, stops)
     else:
         encoded = order = [*range(len(prompts))]
         if generate is None:
-            sample = _sample_from_images(model, prompts, images, config, chat_template_kwargs)
+            sample = _sample_from_images(
+                model, prompts, images, config, chat_template_kwargs, stops
+            )
         else:
             sample = _generate_from_images(generate, prompts, images, chat_template_kwargs)
     distinct = samples_per_prompt if temperature > 0 else 1
@@ -111,7 +125,8 @@ def sample_completions(
             batch = queue[start : start + batch_size]
             rows = sample([encoded[place] for place in batch])
             for index, row in zip(batch, rows, strict=True):
-                results[index].append(_as_completion(tokenizer, row, config))
+                prompt_ids = encoded[index] if images is None else ()
+                results[index].append(_as_completion(reader, row, prompt_ids))
             on_progress(start + len(batch), len(queue))
     return [samples * (samples_per_prompt // distinct) for samples in results]
 
@@ -135,16 +150,18 @@ def open_sampler(
     batch_size: int = 32,
     seed: int | None = None,
     options: Mapping[str, Any] | None = None,
+    stop_strings: Collection[str] = (),
     fast: FastConfig = _FAST,
     processor: Any = None,
 ) -> Iterator[Callable[..., list[list[int]]]]:
     """Yield a function that samples answers to prompts of token ids, each of at most so many tokens.
 
     Arguments as for `sample_completions`. With a `processor` the function takes the `images` of each prompt too.
-    An answer ends with the first token that ends a completion, if there is one.
+    An answer ends where a completion does: with an end token or a stop string, if there is one.
     """
     longest = _generation_config(model, tokenizer, 1, temperature, options or {})
-    ends = frozenset(declared_eos_token_ids(longest))
+    ends = declared_eos_token_ids(longest)
+    reader = build_reader(tokenizer, ends, stop_strings=stop_strings)
 
     def sample(
         prompt_ids: list[list[int]], most: int, images: Sequence[Sequence[Any]] | None = None
@@ -153,7 +170,7 @@ def open_sampler(
         if images is not None:
             config.suppress_tokens = [model.config.image_token_id]
         without_wrapper(model).generation_config = config
-        draw = _pick_sampler(model, tokenizer, config, fast)
+        draw = _pick_sampler(model, config, fast, reader.stop_strings)
         rows: list[list[int]] = []
         for start in range(0, len(prompt_ids), batch_size):
             part = slice(start, start + batch_size)
@@ -161,17 +178,11 @@ def open_sampler(
                 rows += draw(prompt_ids[part])
             else:
                 fields = encode_images(processor, images[part], prompt_ids[part])
-                rows += _generate(model, tokenizer, prompt_ids[part], config, fields)
-        return [cut_at_end(row, ends) for row in rows]
+                rows += _generate(model, prompt_ids[part], config, reader.stop_strings, fields)
+        return [reader.cut(row, ids) for row, ids in zip(rows, prompt_ids, strict=True)]
 
     with torch.no_grad(), sampling_state(model, longest, seed):
         yield sample
-
-
-def cut_at_end(row: Sequence[int], ends: Collection[int]) -> list[int]:
-    """Return tokens up to the first one that ends a completion, which is kept."""
-    end = next((place for place, token in enumerate(row) if token in ends), None)
-    return list(row if end is None else row[: end + 1])
 
 
 def check_context(tokens: int, config: Any) -> None:
@@ -205,12 +216,13 @@ def declared_eos_token_ids(config: GenerationConfig) -> list[int]:
     return declared if isinstance(declared, list) else [declared]
 
 
-def _as_completion(tokenizer: Any, row: list[int], config: GenerationConfig) -> Completion:
-    """Cut a generated row of tokens after the first one that ends a completion."""
-    eos = declared_eos_token_ids(config)
-    tokens = cut_at_end(row, eos)
-    text = tokenizer.decode(tokens, skip_special_tokens=True)
-    return Completion(text, tuple(tokens), clipped=not tokens or tokens[-1] not in eos)
+def _as_completion(
+    reader: CompletionReader, row: Sequence[int], prompt_ids: Sequence[int]
+) -> Completion:
+    """Cut a generated row of tokens where the completion ends."""
+    tokens = reader.cut(row, prompt_ids)
+    is_complete = reader.is_complete(tokens, prompt_ids)
+    return Completion(reader.decode(tokens), tuple(tokens), clipped=not is_complete)
 
 
 def _generation_config(
@@ -236,17 +248,19 @@ def _generation_config(
     return GenerationConfig(**{**fixed, **sampling})
 
 
-def _find_decoding(model: Any, config: GenerationConfig) -> Decoding | None:
+def _find_decoding(
+    model: Any, config: GenerationConfig, stops: StopStrings | None
+) -> Decoding | None:
     """Settings of `decode`; None if the model or a setting needs plain `generate()`."""
-    return None if unsupported_reason(model) else read_decoding(config, config)
+    return None if unsupported_reason(model) else read_decoding(config, config, stops)
 
 
 def _pick_sampler(
-    model: Any, tokenizer: Any, config: GenerationConfig, fast: FastConfig
+    model: Any, config: GenerationConfig, fast: FastConfig, stops: StopStrings | None
 ) -> Callable[[list[list[int]]], list[list[int]]]:
-    decoding = _find_decoding(model, config) if fast.sampling else None
+    decoding = _find_decoding(model, config, stops) if fast.sampling else None
     if decoding is None:
-        return lambda ids: _generate(model, tokenizer, ids, config)
+        return lambda ids: _generate(model, ids, config, stops)
     bare = without_wrapper(model)
     graphs = fast.cuda_graphs and graph_unsupported_reason(model) is None
     sample = decode_with_graphs if graphs else decode
@@ -291,6 +305,7 @@ def _sample_from_images(
     images: Images,
     config: GenerationConfig,
     chat_template_kwargs: dict[str, Any] | None,
+    stops: StopStrings | None,
 ) -> Callable[[list[int]], list[list[int]]]:
     """Return a function that samples a completion for each of some prompts, which it takes by number.
 
@@ -309,7 +324,9 @@ def _sample_from_images(
             processor_kwargs={"padding": True},
             **options,
         ).to(model.device)
-        output = model.generate(**inputs, generation_config=config)
+        output = model.generate(
+            **inputs, generation_config=config, stopping_criteria=stopping_criteria(stops)
+        )
         return list(output[:, inputs["input_ids"].shape[1] :].tolist())
 
     return sample
@@ -333,11 +350,16 @@ def _generate_from_images(
     return sample
 
 
+def stopping_criteria(stops: StopStrings | None) -> StoppingCriteriaList:
+    """Return what `generate()` takes to end completions at stop strings."""
+    return StoppingCriteriaList([] if stops is None else [stops])
+
+
 def _generate(
     model: Any,
-    tokenizer: Any,
     prompts: list[list[int]],
     config: GenerationConfig,
+    stops: StopStrings | None,
     fields: Mapping[str, Any] | None = None,
 ) -> list[list[int]]:
     """Return the tokens that plain `generate()` appends to each prompt; after the end there may be padding.
@@ -358,7 +380,6 @@ def _generate(
         attention_mask=mask,
         **more,
         generation_config=config,
-        # `stop_strings` needs it.
-        tokenizer=tokenizer if config.stop_strings else None,
+        stopping_criteria=stopping_criteria(stops),
     )
     return output[:, longest:].tolist()

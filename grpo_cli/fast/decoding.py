@@ -23,6 +23,7 @@ from transformers import (
 )
 
 from grpo_cli.fast.attention import grouped_heads
+from grpo_cli.fast.completion_reader import StopStrings
 from grpo_cli.fast.cpu import draw_tokens
 from grpo_cli.fast.support import find_batch_tie, has_dropout
 from grpo_cli.models.loading import find_prompt_ties, without_wrapper
@@ -49,6 +50,15 @@ class Decoding:
     """Repetition penalty, which counts before the temperature."""
     warpers: tuple[LogitsProcessor, ...]
     """What leaves unlikely tokens out, in the order of `generate()`."""
+    stops: StopStrings | None = None
+
+    def find_ends(self, ids: torch.Tensor, first: int) -> torch.Tensor:
+        """Return which tokens from column `first` on end a completion, `[sequences, tokens - first] bool`."""
+        new = ids[:, first:]
+        is_end = torch.zeros_like(new, dtype=torch.bool)
+        for token in self.eos_token_ids:
+            is_end |= new == token
+        return is_end if self.stops is None else is_end | self.stops.find(ids, first)
 
     def adjust(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Return the scores whose softmax a token is drawn from; greedy decoding takes the highest.
@@ -111,7 +121,9 @@ def merge_settings(settings: GenerationConfig, own: GenerationConfig) -> dict[st
     return {name: value for each in both for name, value in each if value is not None}
 
 
-def read_decoding(settings: GenerationConfig, own: GenerationConfig) -> Decoding | None:
+def read_decoding(
+    settings: GenerationConfig, own: GenerationConfig, stops: StopStrings | None = None
+) -> Decoding | None:
     """Return what to sample by; None if a setting needs plain `generate()`.
 
     Source: transformers 5.24, `GenerationMixin._get_logits_processor`.
@@ -136,6 +148,7 @@ def read_decoding(settings: GenerationConfig, own: GenerationConfig) -> Decoding
         temperature=float(values.get("temperature", 1.0)),
         processors=(RepetitionPenaltyLogitsProcessor(penalty),) if penalty != 1.0 else (),
         warpers=tuple(warpers),
+        stops=stops,
     )
 
 
@@ -219,10 +232,10 @@ def _continue(
     sampled = Sampled([[] for _ in ids], [[] for _ in ids])
     rows = list(range(len(ids)))
     left = decoding.max_new_tokens
-    ends = torch.tensor(decoding.eos_token_ids, device=ids.device)
     while rows and left > 0:
         before = ids.shape[1]
         draw = _Draw(decoding, entropies=entropies)
+        criteria = [_EnoughEnded(decoding, ids), *([decoding.stops] if decoding.stops else [])]
         ids = model.generate(
             input_ids=ids,
             attention_mask=mask,
@@ -235,12 +248,12 @@ def _continue(
                 disable_compile=True,
             ),
             logits_processor=LogitsProcessorList([draw]),
-            stopping_criteria=StoppingCriteriaList([_EnoughEnded(len(rows), ends)]),
+            stopping_criteria=StoppingCriteriaList(criteria),
             **{str(cache_argument(model)): cache},
         )
         new = ids[:, before:]
         left -= new.shape[1]
-        is_end = torch.isin(new, ends)
+        is_end = decoding.find_ends(ids, before)
         ended = is_end.any(dim=1)
         lengths = torch.where(ended, is_end.int().argmax(dim=1) + 1, new.shape[1]).tolist()
         noted = torch.stack(draw.entropies, dim=1).tolist() if entropies else [[]] * len(rows)
@@ -259,12 +272,12 @@ def _continue(
 class _EnoughEnded(StoppingCriteria):
     """Stops all rows once enough of them have ended, so that those can be left out."""
 
-    def __init__(self, rows: int, ends: torch.Tensor) -> None:
-        self._ends = ends
-        self._ended = torch.zeros(rows, dtype=torch.bool, device=ends.device)
+    def __init__(self, decoding: Decoding, ids: torch.Tensor) -> None:
+        self._decoding = decoding
+        self._ended = torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
-        self._ended |= torch.isin(input_ids[:, -1], self._ends)
+        self._ended |= self._decoding.find_ends(input_ids, input_ids.shape[1] - 1)[:, 0]
         return (self._ended.float().mean() >= _ENDED_SHARE).expand(len(self._ended))
 
 

@@ -110,11 +110,10 @@ def _continue(
     rows, left = list(range(len(ids))), decoding.max_new_tokens
     for room in _rooms(left):
         steps = _Steps(model, ids, mask, past, decoding, room, entropies=entropies)
-        new, noted = steps.run()
+        new, noted, ends = steps.run()
         going = []
-        for place, (row, tokens) in enumerate(zip(rows, new, strict=True)):
-            ends = (at for at, token in enumerate(tokens, 1) if token in decoding.eos_token_ids)
-            length = next(ends, None)
+        for place, (row, tokens, is_end) in enumerate(zip(rows, new, ends, strict=True)):
+            length = is_end.index(True) + 1 if True in is_end else None
             sampled.completion_ids[row] += tokens[:length]
             sampled.entropies[row] += noted[place][:length]
             if length is None:
@@ -159,13 +158,13 @@ class _Steps:
         self._scores = torch.zeros(rows, 1, device=ids.device)
         """Sums of the scores of the drawn tokens, which show whether one was not a number."""
         self._entropies = self._scores.new_zeros(rows, length) if entropies else None
-        self._ends = torch.tensor(decoding.eos_token_ids, dtype=torch.long, device=ids.device)
 
-    def run(self) -> tuple[list[list[int]], list[list[float]]]:
+    def run(self) -> tuple[list[list[int]], list[list[float]], list[list[bool]]]:
         """Sample until all rows have ended or the room is used up.
 
         Returns:
-            Tokens of each row, and their entropies, if they were requested; those behind an end count for nothing.
+            Tokens of each row, their entropies if they were requested, and whether each ends the row; those behind
+            an end count for nothing.
 
         Raises:
             RuntimeError: The probabilities are no numbers.
@@ -176,17 +175,18 @@ class _Steps:
                 step = capture(step, self._ids.device)
             step()
             new = slice(self._before, self._before + done)
-            if done % _CHECK_EVERY == 0 and self._all_ended(new):
+            if done % _CHECK_EVERY == 0 and bool(self._find_ends(new).any(dim=1).all()):
                 break
         if not self._scores.isfinite().all():
             raise RuntimeError(NO_NUMBERS)
         tokens = self._ids[:, new].tolist()
+        ends = self._find_ends(new).tolist()
         if self._entropies is None:
-            return tokens, [[] for _ in tokens]
-        return tokens, self._entropies[:, new].tolist()
+            return tokens, [[] for _ in tokens], ends
+        return tokens, self._entropies[:, new].tolist(), ends
 
-    def _all_ended(self, new: slice) -> bool:
-        return bool(torch.isin(self._ids[:, new], self._ends).any(dim=1).all())
+    def _find_ends(self, new: slice) -> torch.Tensor:
+        return self._decoding.find_ends(self._ids[:, : new.stop], new.start)
 
     def select(self, rows: torch.Tensor) -> tuple[torch.Tensor, Past]:
         """Return what the next steps of some rows begin with, once the room is used up.

@@ -29,6 +29,8 @@ from grpo_cli.fast.batches import (
     make_micro_batches,
     read_window,
 )
+from grpo_cli.fast.completion_reader import CompletionReader, StopStrings
+from grpo_cli.fast.completions import stopping_criteria
 from grpo_cli.fast.graph_decoding import decode_with_graphs, graph_unsupported_reason
 from grpo_cli.fast.layout import Padded
 from grpo_cli.fast.log_probs import PackedModel, chunk_rows, read_plainly
@@ -44,7 +46,9 @@ from grpo_cli.recipe.training import (
     find_left_off,
     leave_off,
 )
+from grpo_cli.upstream import replaced
 from grpo_cli.upstream.accelerate import set_gradient_sync
+from grpo_cli.upstream.transformers import requests_ending
 
 _OFF = FastConfig(no_signal=False, shared_prompts=False, sampling=False)
 
@@ -56,7 +60,7 @@ class FastTrainer(GRPOTrainer):
     _merges_evaluation = False
     """Whether what TRL logs of the batches of an evaluation is kept for `log`, which merges it."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
+    def __init__(self, *args: Any, reader: CompletionReader | None = None, **options: Any) -> None:
         self._fast = _OFF
         self._requested = _OFF
         self._on_settled: Callable[[dict[str, str]], None] | None = None
@@ -70,6 +74,8 @@ class FastTrainer(GRPOTrainer):
         self._padded: Padded | None = None
         self._sampled_entropies: list[list[float]] = []
         super().__init__(*args, **options)
+        self.reader = reader or CompletionReader(self._tokenizer, frozenset(self.eos_token_ids))
+        """Where completions end, and their texts."""
 
     def speed_up(self, fast: FastConfig, on_settled: Callable[[dict[str, str]], None]) -> None:
         """Switch parts on, from the first training step: only then are they verified on the loaded model.
@@ -275,11 +281,27 @@ class FastTrainer(GRPOTrainer):
         text_alone = not (images or multimodal_fields) and all(prompt_ids)
         if not (self._fast.sampling and text_alone):
             arguments = (prompt_ids, images, multimodal_fields, *rest)
-            return super()._generate_single_turn(*arguments, **options)
+            stops = self.reader.stop_strings
+            if stops is None or self.use_vllm:
+                return super()._generate_single_turn(*arguments, **options)
+            with self._stopping_at(stops):
+                sampled_ids, _ = super()._generate_single_turn(*arguments, **options)
+            pairs = zip(sampled_ids, prompt_ids, strict=True)
+            return [self.reader.cut(*pair) for pair in pairs], None
         sampled = self._decode(prompt_ids)
         if self._notes_entropies:
             self._sampled_entropies += sampled.entropies
         return sampled.completion_ids, None
+
+    @contextlib.contextmanager
+    def _stopping_at(self, stops: StopStrings) -> Iterator[None]:
+        """End what transformers samples inside at stop strings."""
+        model = without_wrapper(self.accelerator.unwrap_model(self.model_wrapped))
+        generate = partial(model.generate, stopping_criteria=stopping_criteria(stops))
+        batched = self.use_transformers_continuous_batching
+        requests = requests_ending(stops.is_reached) if batched else contextlib.nullcontext()
+        with replaced(model, generate=generate), requests:
+            yield
 
     def _decode(self, prompt_ids: list[list[int]]) -> decoding.Sampled:
         """Completions of this process's prompts.
@@ -293,7 +315,8 @@ class FastTrainer(GRPOTrainer):
             gradient_checkpointing_kwargs=self.args.gradient_checkpointing_kwargs,
         ) as unwrapped:
             model = without_wrapper(unwrapped)
-            settings = decoding.read_decoding(self.generation_config, model.generation_config)
+            configs = self.generation_config, model.generation_config
+            settings = decoding.read_decoding(*configs, self.reader.stop_strings)
             decode = decode_with_graphs if self._fast.cuda_graphs else decoding.decode
             return decode(
                 model,

@@ -12,10 +12,12 @@ from typing import Any
 from vllm import LLM, SamplingParams
 from vllm.lora.request import LoRARequest
 
+from grpo_cli.fast.completion_reader import CompletionReader, build_reader
 from grpo_cli.fast.completions import Completion, Images
 from grpo_cli.fast.prompts import Prompt, encode_prompt, encode_unexpanded
 from grpo_cli.models.folder import read_vllm_rank
 from grpo_cli.models.processor import ban_image_token
+from grpo_cli.recipe.generation import stop_params
 
 _OPTIONS = ("top_p", "top_k", "min_p", "repetition_penalty")
 _APART = 1_000_003
@@ -25,10 +27,12 @@ _APART = 1_000_003
 class VllmSampler:
     """A running engine; an adapter is passed to vLLM with each request, not merged."""
 
-    def __init__(self, llm: LLM, tokenizer: Any, stops: Sequence[int], adapter: str | None) -> None:
+    def __init__(self, llm: LLM, reader: CompletionReader, adapter: str | None) -> None:
         self._llm = llm
-        self._tokenizer = tokenizer
-        self._stops = list(stops)
+        self._reader = reader
+        stops = reader.stop_strings
+        self._ends = {"stop_token_ids": [*reader.end_ids]}
+        self._ends |= stop_params(stops.strings if stops else ())
         self._adapter = None if adapter is None else LoRARequest("adapter", 1, adapter)
 
     def sample(
@@ -52,7 +56,11 @@ class VllmSampler:
         params["temperature"] = temperature
         if images is None:
             encoded = [
-                {"prompt_token_ids": encode_prompt(self._tokenizer, prompt, chat_template_kwargs)}
+                {
+                    "prompt_token_ids": encode_prompt(
+                        self._reader.tokenizer, prompt, chat_template_kwargs
+                    )
+                }
                 for prompt in prompts
             ]
         else:
@@ -89,7 +97,7 @@ class VllmSampler:
         narrowed = {name: value for name, value in values.items() if value is not None}
         each = [
             SamplingParams(
-                stop_token_ids=self._stops,
+                **self._ends,
                 seed=None if seed is None else (seed + number) % 2**31,
                 **params,
                 **narrowed,
@@ -100,7 +108,7 @@ class VllmSampler:
 
     def _as_completion(self, output: Any) -> Completion:
         tokens = tuple(output.token_ids)
-        text = self._tokenizer.decode(tokens, skip_special_tokens=True)
+        text = self._reader.decode(tokens)
         return Completion(text, tokens, clipped=output.finish_reason == "length")
 
 
@@ -123,6 +131,8 @@ def open_vllm(
     tokenizer: Any,
     *,
     stops: Sequence[int],
+    stop_strings: Sequence[str] = (),
+    skip_special_tokens: bool = True,
     adapter: str | None = None,
     seed: int = 0,
     engine: Mapping[str, Any] | None = None,
@@ -133,15 +143,19 @@ def open_vllm(
         location: A model folder or hub id.
         tokenizer: Its tokenizer.
         stops: Tokens that end a completion.
+        stop_strings: Texts that do.
+        skip_special_tokens: Whether texts lack all special tokens.
         adapter: Folder of a LoRA adapter on top of it.
         seed: Of the engine.
         engine: More arguments for `vllm.LLM`, such as `gpu_memory_utilization`.
     """
+    reading: dict[str, Any] = {"skip_special_tokens": skip_special_tokens}
+    reader = build_reader(tokenizer, stops, stop_strings=stop_strings, **reading)
     lora: dict[str, Any] = {}
     if adapter is not None:
         lora = {"enable_lora": True, "max_lora_rank": read_vllm_rank(Path(adapter))}
     llm = LLM(model=location, seed=seed, disable_log_stats=True, **lora, **(engine or {}))
     try:
-        yield VllmSampler(llm, tokenizer, stops, adapter)
+        yield VllmSampler(llm, reader, adapter)
     finally:
         llm.llm_engine.engine_core.shutdown()

@@ -275,6 +275,8 @@ class Served:
     """Whether it was trained on images."""
     is_text: bool = False
     """Whether it was trained on plain text, which it continues, even if there is a chat template."""
+    reading: Mapping[str, Any] = field(default_factory=dict)
+    """Its stop strings and whether its texts lack special tokens, as `GenerationConfig.reading` has them."""
 
 
 def find_served(source: Path, checkpoint: str | None) -> Served:
@@ -350,6 +352,7 @@ def _prompted(
         recipe.generation.extras.get("chat_template_kwargs"),
         recipe.has_images,
         is_text,
+        recipe.generation.reading,
     )
 
 

@@ -356,19 +356,26 @@ def find_prompt_ties(model: Any) -> str | None:
     return None
 
 
-def load_trainable(model: Any, config: ModelConfig) -> Any:
+def load_trainable(model: Any, config: ModelConfig, *, adds_fresh: bool = False) -> Any:
     """Return the model with the adapter that training goes on from; the model itself if there is none.
 
-    Only that adapter is saved: TRL adds a copy, `ref`, which each start reads anew.
+    Only that adapter is saved: TRL adds a copy, `ref`, which each start makes anew.
+
+    Args:
+        adds_fresh: Whether a model without an adapter gets a fresh one, instead of TRL's.
 
     Raises:
         UsageError: The adapter belongs to another model, or is damaged.
+        RecipeError: A fresh one does not fit the model.
     """
-    if config.adapter is None:
+    if config.adapter is not None:
+        model = load_adapter(model, Path(config.adapter.path), config.path, is_trainable=True)
+        # As peft does for a fresh one: where the adapter came from may have known the base by another name.
+        model.peft_config["default"].base_model_name_or_path = model.get_base_model().name_or_path
+    elif adds_fresh and config.lora is not None:
+        model = add_adapters(model, config.lora)
+    else:
         return model
-    model = load_adapter(model, Path(config.adapter.path), config.path, is_trainable=True)
-    # As peft does for a fresh one: where the adapter came from may have known the base by another name.
-    model.peft_config["default"].base_model_name_or_path = model.get_base_model().name_or_path
     model.save_pretrained = partial(model.save_pretrained, selected_adapters=["default"])
     return model
 

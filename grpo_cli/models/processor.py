@@ -137,6 +137,17 @@ def _encode_marks(processor: Any, images: Sequence[Sequence[Any]]) -> Any:
     return {name: value for name, value in encoded.items() if name not in _TEXT_FIELDS}
 
 
+def pads_images(processor: Any) -> bool:
+    """Return whether a processor pads images to equally many for each row, as those of Idefics and SmolVLM do.
+
+    Others return the images of all rows one after the other, whole or in patches.
+    """
+    from PIL import Image
+
+    encoded = _encode_marks(processor, [[Image.new("RGB", (32, 32), "white")] * 2])
+    return len(encoded["pixel_values"]) == 1
+
+
 def ban_image_token(processor: Any) -> dict[int, float]:
     """Return vLLM's `logit_bias` under which the token that stands for images is not sampled.
 

@@ -188,13 +188,15 @@ def _sample(
     tell: Callable[[str], None],
 ) -> _Sampled:
     """Sample with transformers."""
-    settings = {**_settings(recipe), "fast": settle_fast(recipe), "images": images}
+    reading = recipe.generation.reading
+    settings = {**_settings(recipe), **reading, "fast": settle_fast(recipe), "images": images}
     prompts = [row["prompt"] for row in rows]
     # The first call makes ready what the others use.
     sample_completions(model, tokenizer, prompts[:1], **{**settings, **_WARM_UP})
     report = _report_progress(tell, recipe.generation.num_generations * len(prompts))
     if recipe.has_episodes:
-        shared = {name: settings[name] for name in ("temperature", "seed", "options", "fast")}
+        names = ("temperature", "seed", "options", "fast", "stop_strings")
+        shared = {name: settings[name] for name in names}
         processor = tokenizer if images is None else images.processor
         with open_sampler(
             model, tokenizer, batch_size=batch_size, processor=processor, **shared
@@ -260,6 +262,7 @@ def _sample_with_vllm(
         model_folder_or_id(recipe.model),
         tokenizer,
         stops=all_eos_token_ids(load_generation_config(recipe.model), tokenizer),
+        **recipe.generation.reading,
         seed=recipe.seed,
         engine=engine_settings(recipe, pick_device(recipe.launch)),
     ) as engine:

@@ -222,6 +222,7 @@ def _sample_and_judge(session: Session) -> None:
         # The static checks have said which prompts do not fit.
         return
     from grpo_cli.probing.model_run import run_model
+    from grpo_cli.probing.special_tokens import check_sampled
 
     run, scored = None, []
     fits = not memory or available is None or memory.peak_bytes <= available
@@ -240,6 +241,7 @@ def _sample_and_judge(session: Session) -> None:
         )
     if run is None:
         return
+    session.add(check_sampled(session.recipe, session.tokenizer, run.sampled))
     session.tell("scoring")
     began = time.perf_counter()
     with session.failing("rewards: failure", "rewards"):

@@ -147,7 +147,7 @@ def check_upstream_settings(recipe: Recipe, *, cpu: bool) -> Iterator[Issue]:
                 named = sorted(given, key=lambda name: str(given[name]) not in reason) or names[-1:]
                 yield _refused(reason, f"training.{[*inner, *named][0]}")
     if recipe.generation.backend != "vllm":
-        yield from _check_generation(fields.get("generation_kwargs") or {})
+        yield from _check_generation(recipe.generation.backend_kwargs)
 
 
 def _fields(recipe: Recipe, *, cpu: bool) -> dict[str, Any]:

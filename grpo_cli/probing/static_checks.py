@@ -67,6 +67,10 @@ def check_statically(session: "Session", runs: Path, *, costly: bool) -> None:
     session.add(_check_tasks(recipe))
     _load_data(session)
     _check_prompts(session)
+    if recipe.is_sampled:
+        from grpo_cli.probing.special_tokens import check_named
+
+        session.add(check_named(recipe, session.tokenizer))
     if recipe.rewards:
         check_rewards(session, costly=costly)
     elif not recipe.is_sampled:

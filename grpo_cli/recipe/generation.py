@@ -1,6 +1,7 @@
 """The `generation` section: how completions are sampled."""
 
 import re
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
@@ -10,6 +11,8 @@ from grpo_cli.recipe.base import Address, Integer, Number, OpenSection, Section
 
 _ADDRESS = ("server_base_url", "server_host", "server_port")
 """TRL's names for where a server is."""
+_STOPS = ("stop_strings", "stop", "include_stop_str_in_output")
+"""What `generation_kwargs` says of stop strings: transformers' name, and vLLM's."""
 _OWN_FLAGS = re.compile(
     r"host|port|api-key|uds|ssl-.*|config|headless|served-model-name|logprobs-mode|max-logprobs"
     r"|weight-transfer-config|chat-template"
@@ -45,6 +48,17 @@ def _check_flags(flags: dict[str, Any]) -> dict[str, Any]:
             fix = f"remove it, and set `{key}`" if key else "remove it"
             raise PydanticCustomError("grpo_flag", why, {"fix": fix})
     return named
+
+
+def stop_params(strings: Sequence[str]) -> dict[str, Any]:
+    """Return the `SamplingParams` under which vLLM ends completions as transformers does; none without strings.
+
+    Texts that vLLM compares with them have the special tokens too.
+    """
+    if not strings:
+        return {}
+    params = {"include_stop_str_in_output": True, "skip_special_tokens": False}
+    return {"stop": list(strings), **params, "spaces_between_special_tokens": False}
 
 
 class VllmConfig(OpenSection):
@@ -123,6 +137,9 @@ class GenerationConfig(OpenSection):
     """Exclude tokens below this share of the most likely token's probability."""
     repetition_penalty: Number = Field(default=1.0, gt=0)
     """Above 1, tokens that have appeared become less likely."""
+    skip_special_tokens: bool = True
+    """Leave special tokens out of texts: rewards, logs and evaluations see none of them. `false` keeps those of a
+    task, such as `<call>` or `<think>` if they are special; end and padding tokens are always left out."""
     steps_per_generation: Integer | None = Field(default=None, ge=1)
     """Micro-steps per generation batch; by default `gradient_accumulation_steps`."""
     generation_batch_size: Integer | None = Field(default=None, ge=1)
@@ -138,7 +155,7 @@ class GenerationConfig(OpenSection):
     vllm: VllmConfig = VllmConfig.model_construct()
     """vLLM's settings, used if `backend` is `vllm`."""
     OURS: ClassVar[frozenset[str]] = frozenset(
-        {"backend", "dynamic_sampling", "sampling_parts", "vllm"}
+        {"backend", "dynamic_sampling", "sampling_parts", "skip_special_tokens", "vllm"}
     )
 
     def trl_fields(self) -> dict[str, Any]:
@@ -152,7 +169,29 @@ class GenerationConfig(OpenSection):
         names = ("top_p", "top_k", "min_p", "repetition_penalty")
         narrowed = {name: getattr(self, name) for name in names}
         options = {name: value for name, value in narrowed.items() if value is not None}
-        return {**options, **self.extras.get("generation_kwargs", {})}
+        return {**options, **self._other_kwargs}
+
+    @property
+    def _other_kwargs(self) -> dict[str, Any]:
+        """`generation_kwargs` without stop strings, which backends take in different ways."""
+        options = self.extras.get("generation_kwargs") or {}
+        return {name: value for name, value in options.items() if name not in _STOPS}
+
+    @property
+    def reading(self) -> dict[str, Any]:
+        """How completions end and become texts, as `build_reader` takes it: stop strings, special tokens."""
+        options = self.extras.get("generation_kwargs") or {}
+        strings = options.get("stop_strings") or options.get("stop") or ()
+        return {
+            "stop_strings": (strings,) if isinstance(strings, str) else tuple(strings),
+            "skip_special_tokens": self.skip_special_tokens,
+        }
+
+    @property
+    def backend_kwargs(self) -> dict[str, Any]:
+        """`generation_kwargs` as the backend takes them: vLLM with its names of stop strings, others without."""
+        strings = self.reading["stop_strings"] if self.backend == "vllm" else ()
+        return {**self._other_kwargs, **stop_params(strings)}
 
     @property
     def asks_server(self) -> bool:

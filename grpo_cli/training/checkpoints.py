@@ -265,6 +265,8 @@ class ExactResume(AtomicCheckpoints):
     rewards: Sequence[Reward] = ()
     difficulty: DifficultySampler | None = None
     """Draws the prompts; None if TRL does."""
+    synced_adapter: torch.nn.Module | None = None
+    """The reference, if that is an adapter that `sync_ref_model` changes."""
     _epochs_done = 0
     _sums: dict[str, Any] | None = None
     """Sums of the record in progress, from the checkpoint."""
@@ -279,8 +281,9 @@ class ExactResume(AtomicCheckpoints):
         self._epochs_done = self.state.global_step // steps_per_epoch
         if saved := load_saved(self._own_file(checkpoint, "generations"), self.accelerator.device):
             self._step, self._buffered_inputs = saved["step"], saved["inputs"]
-        if self._saves_reference and (weights := load_saved(checkpoint / REFERENCE)):
-            self.accelerator.unwrap_model(self.ref_model).load_state_dict(weights)
+        reference = self._synced_reference
+        if reference is not None and (weights := load_saved(checkpoint / REFERENCE)):
+            reference.load_state_dict(weights)
         self._load_more(checkpoint)
         # That was before the first step.
         self.args.eval_on_start = False
@@ -320,8 +323,8 @@ class ExactResume(AtomicCheckpoints):
         if self.difficulty is not None:
             own["difficulty"] = self.difficulty.state()
         torch.save(own, self._own_file(staged, "process"))
-        if self._saves_reference and self.args.should_save and not self.args.save_only_model:
-            reference = self.accelerator.unwrap_model(self.ref_model)
+        reference = self._synced_reference
+        if reference is not None and self.args.should_save and not self.args.save_only_model:
             torch.save(reference.state_dict(), staged / REFERENCE)
 
     def _load_more(self, checkpoint: Path) -> None:
@@ -333,8 +336,13 @@ class ExactResume(AtomicCheckpoints):
         self._restore_rewards(self.rewards, own.get("rewards", {}), checkpoint)
 
     @property
-    def _saves_reference(self) -> bool:
-        return self.args.sync_ref_model and not shares_weights(self)
+    def _synced_reference(self) -> torch.nn.Module | None:
+        """The reference that `sync_ref_model` changes, if each process holds all of it."""
+        if shares_weights(self):
+            return None
+        if self.args.sync_ref_model:
+            return self.accelerator.unwrap_model(self.ref_model)
+        return self.synced_adapter
 
 
 @contextmanager

@@ -268,6 +268,7 @@ def _sample(
             on_progress=progress,
         )
     size = recipe.evaluation.batch_size
+    shared["stop_strings"] = recipe.generation.reading["stop_strings"]
     with open_sampler(model, tokenizer, batch_size=size, **shared) as draw:
         return sample_episodes(
             player,

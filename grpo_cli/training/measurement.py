@@ -198,6 +198,7 @@ class Measurer:
                 batch_size=evaluation.batch_size,
                 seed=seed,
                 fast=self.session.recipe.training.fast,
+                stop_strings=self.session.recipe.generation.reading["stop_strings"],
                 processor=self.processor,
             ) as draw:
                 played = play(rows.to_list(), draw, batch_size=evaluation.batch_size)

@@ -20,6 +20,7 @@ from trl.data_utils import is_conversational
 
 from grpo_cli.data.images import without_images
 from grpo_cli.environments.episode import is_clipped
+from grpo_cli.fast.completion_reader import CompletionReader
 from grpo_cli.recipe.dataset import IMAGES
 from grpo_cli.rewards.contract import EPISODE, Batch, Score
 from grpo_cli.rewards.scoring import Reward
@@ -52,7 +53,7 @@ class CompletionLog:
         self,
         path: Path | None,
         reward_names: Sequence[str],
-        eos_token_ids: Sequence[int],
+        is_complete: Callable[[Sequence[int]], bool],
         is_training: Callable[[], bool],
         thumbnails: Thumbnails | None = None,
     ) -> None:
@@ -61,7 +62,7 @@ class CompletionLog:
         Args:
             path: What it appends to; None writes nothing.
             reward_names: Of the recipe's rewards, in their order.
-            eos_token_ids: Those that end a completion.
+            is_complete: Tells whether a completion, of these tokens, was not cut off.
             is_training: Tells training from evaluation.
             thumbnails: Keeps copies of the prompts' images, if they may have some.
         """
@@ -69,7 +70,7 @@ class CompletionLog:
         self.is_training = is_training
         self._thumbnails = thumbnails
         self._names = tuple(reward_names)
-        self._eos = frozenset(eos_token_ids)
+        self._is_complete = is_complete
         self._scores: dict[str, Sequence[Score]] = {}
         self._pending: list[list[tuple[list[int], dict[str, Any]]]] | None = None
         """Of each batch its records, with their rows, until it is known which are learned from."""
@@ -127,7 +128,7 @@ class CompletionLog:
             "prompt": self._show_prompt(batch, members[0], (training, row)),
             "completions": [batch.texts[index] for index in members],
             "tokens": [len(ids[index]) for index in members],
-            "clipped": [not ids[index] or ids[index][-1] not in self._eos for index in members],
+            "clipped": [not self._is_complete(ids[index]) for index in members],
             "rewards": {name: [score.value for score in own] for name, own in scores.items()},
             "reasons": {name: own for name, own in reasons.items() if any(own)},
             **_describe_episodes(batch, members),
@@ -194,7 +195,11 @@ class EarlyScoring:
             self._rows, self._parts = None, []
 
     def sample(
-        self, draw: Callable[[slice], Sampled], tokenizer: Any, prompt_ids: Ids, group: int
+        self,
+        draw: Callable[[slice], Sampled],
+        reader: CompletionReader,
+        prompt_ids: Ids,
+        group: int,
     ) -> Sampled:
         """Sample a batch by `draw`, and start scoring each part when it is complete."""
         size = len(prompt_ids)
@@ -207,7 +212,7 @@ class EarlyScoring:
             ids += sampled
             logprobs = None if part_logprobs is None else [*(logprobs or []), *part_logprobs]
             prompts = [row["prompt"] for row in self._rows[part]]
-            completions = read_completions(tokenizer, prompts, prompt_ids[part], sampled)
+            completions = read_completions(reader, prompts, prompt_ids[part], sampled)
             self._start(self._rows[part], prompts, completions, sampled)
         return ids, logprobs
 
@@ -273,20 +278,21 @@ def cut(size: int, group: int, parts: int) -> list[slice]:
 
 
 def read_completions(
-    tokenizer: Any, prompts: Sequence[Any], prompt_ids: Ids, completion_ids: Ids
+    reader: CompletionReader, prompts: Sequence[Any], prompt_ids: Ids, completion_ids: Ids
 ) -> list[Any]:
     """Return completions as `GRPOTrainer` passes them to rewards: texts, or lists of one message.
 
     Source: `GRPOTrainer._generate`.
     """
     conversational = is_conversational({"prompt": prompts[0]})
-    templates = ("response_template", "response_schema")
-    if conversational and any(getattr(tokenizer, name, None) is not None for name in templates):
+    tokenizer, templates = reader.tokenizer, ("response_template", "response_schema")
+    parses = any(getattr(tokenizer, name, None) is not None for name in templates)
+    if conversational and parses and reader.skip_special_tokens:
         return [
             [parse_response(tokenizer, ids, prefix=prefix)]
             for ids, prefix in zip(completion_ids, prompt_ids, strict=True)
         ]
-    texts = list(tokenizer.batch_decode(completion_ids, skip_special_tokens=True))
+    texts = [reader.decode(ids) for ids in completion_ids]
     return [[{"role": "assistant", "content": text}] for text in texts] if conversational else texts
 
 

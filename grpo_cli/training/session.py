@@ -144,6 +144,7 @@ class Session:
             "temperature": evaluation.temperature,
             "batch_size": evaluation.batch_size,
             "chat_template_kwargs": generation.extras.get("chat_template_kwargs"),
+            **generation.reading,
         }
 
     def write_samples(self, name: str, scored: "Sequence[ScoredCompletion]") -> None:

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from grpo_cli.data.mixing import SOURCE
 from grpo_cli.fast.prompts import encode_unexpanded
 from grpo_cli.fast.trainer import FastTrainer
 from grpo_cli.models.loading import without_wrapper
+from grpo_cli.models.processor import pads_images
 from grpo_cli.models.teacher_server import TeacherServer
 from grpo_cli.training.callbacks import PhaseClock
 from grpo_cli.training.checkpoints import ExactResume
@@ -22,13 +25,21 @@ from grpo_cli.training.dynamic_sampling import DynamicSampling, Scored, find_sil
 from grpo_cli.training.episodes import EpisodeRollouts
 from grpo_cli.training.evaluation import Evaluation
 from grpo_cli.training.held_out_sets import HeldOutSets
-from grpo_cli.training.reward_functions import NO_REWARD, EarlyScoring
-from grpo_cli.upstream.trl import FRAC_ZERO_STD, NUM_TOKENS, REWARD, REWARD_STD, reward_metric
+from grpo_cli.training.reward_functions import NO_REWARD, EarlyScoring, read_completions
+from grpo_cli.upstream.trl import (
+    CLIPPED_RATIO,
+    FRAC_ZERO_STD,
+    NUM_TOKENS,
+    REWARD,
+    REWARD_STD,
+    reward_metric,
+)
 
 
 class RunTrainer(ExactResume, FastTrainer):
     """The trainer of a run."""
 
+    mask_truncated_completions: bool
     dynamic_sampling: DynamicSampling | None = None
     """Replaces groups without signal; None if they stay."""
     sources: Sequence[str] = ()
@@ -55,11 +66,17 @@ class RunTrainer(ExactResume, FastTrainer):
         """TRL's, while it goes on."""
         super().__init__(*args, **options)
         self.add_callback(self._clock)
+        self._pads_images = self.reads_images and pads_images(self.processing_class)
         if self.reads_images:
+            complete = partial(_complete_images, pads_images=self._pads_images)
             for each in filter(None, (self.model, self.ref_model)):
                 # Not of the model itself: peft's layers call its `forward` past all hooks.
                 backbone = without_wrapper(each).base_model
-                backbone.register_forward_pre_hook(_leave_out_no_images, with_kwargs=True)
+                backbone.register_forward_pre_hook(complete, with_kwargs=True)
+        # TRL would leave out those that ended at a stop string too.
+        self._masks_truncated = self.mask_truncated_completions
+        if self.reader.stop_strings is not None:
+            self.mask_truncated_completions = False
         self._episodes = episodes
         if episodes is not None:
             self.rollout_func = episodes.play
@@ -172,7 +189,7 @@ class RunTrainer(ExactResume, FastTrainer):
             ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
             self._add_images(batch, ids)
         self._given = None
-        _mark_rows_of_images(batch)
+        self._mark_padded_images(batch)
         silent = self._clear_silent_groups(batch["advantages"])
         if self._evaluation is not None:
             self._evaluation.add(batch, self._last_scored, self._rewards)
@@ -291,10 +308,20 @@ class RunTrainer(ExactResume, FastTrainer):
     ) -> Any:
         rows = input_ids, attention_mask, logits_to_keep
         self._add_images(options, input_ids)
-        _mark_rows_of_images(options)
+        self._mark_padded_images(options)
+        # TRL (1.16) passes it here alone, and not to what is trained; `_complete_images` adds it to both.
+        options.pop("batch_num_images", None)
         if isinstance(model, TeacherServer):
             return model.read(*rows), None, None
         return super()._get_per_token_logps_and_entropies(model, *rows, *args, **options)
+
+    def _mark_padded_images(self, fields: dict[str, Any]) -> None:
+        """Have TRL slice images that are padded for each row by rows.
+
+        TRL (1.16) slices them by images if there are as many images as rows, which may be by chance.
+        """
+        if self._pads_images and fields.get("num_images") is not None:
+            fields["num_images"] = [0] * len(fields["num_images"])
 
     @contextmanager
     def _adding_images(self) -> Iterator[None]:
@@ -322,10 +349,37 @@ class RunTrainer(ExactResume, FastTrainer):
             columns = super()._generate(prompts)
             if self._episodes is not None:
                 columns = (*columns[:3], self._episodes.completions, *columns[4:])
+            elif not self.reader.skip_special_tokens:
+                completions = read_completions(self.reader, prompts, *columns[:2])
+                columns = (*columns[:3], completions, *columns[4:])
+            if self.reader.stop_strings is not None:
+                columns = (*columns[:2], self._count_stopped(*columns[:3]), *columns[3:])
         if synced_s is not None:
             self._clock.add("sync", self._synced_s() - synced_s, out_of="sampling")
         self._generated = _as_rows(columns, self._sampled_entropies, len(prompts))
         return columns
+
+    def _count_stopped(self, prompt_ids: Any, completion_ids: Any, mask: Any) -> Any:
+        """Count completions that ended at a stop string as complete; TRL (1.16) takes them for cut off.
+
+        Returns:
+            The mask of the tokens that are learned from, without completions that were cut off if
+            `mask_truncated_completions` leaves those out.
+        """
+        pairs = zip(completion_ids, prompt_ids, strict=True)
+        ended = [self.reader.is_terminated(*pair) for pair in pairs]
+        masks = mask or [[1] * len(ids) for ids in completion_ids]
+        counts = [[*each] for each in zip(ended, map(sum, masks), strict=True)]
+        counts = self.accelerator.gather(torch.tensor(counts, device=self.accelerator.device))
+        lengths = counts[counts[:, 0] == 1, 1].float() if counts[:, 0].any() else torch.zeros(1)
+        metrics = self._metrics["train" if self.model.training else "eval"]
+        metrics[CLIPPED_RATIO][-1] = 1 - counts[:, 0].float().mean().item()
+        for statistic in ("mean", "min", "max"):
+            value = getattr(lengths, statistic)().item()
+            metrics[f"completions/{statistic}_terminated_length"][-1] = value
+        if not self._masks_truncated:
+            return mask
+        return [own if end else [0] * len(own) for own, end in zip(masks, ended, strict=True)]
 
     def _tokenize_prompts(self, prompts: list[Any]) -> Any:
         ids, images, fields = super()._tokenize_prompts(prompts)
@@ -357,7 +411,7 @@ class RunTrainer(ExactResume, FastTrainer):
         def draw(rows: slice) -> Any:
             return sample_rows(prompt_ids[rows], None, {}, num_generations)
 
-        return self._early.sample(draw, self._tokenizer, prompt_ids, num_generations)
+        return self._early.sample(draw, self.reader, prompt_ids, num_generations)
 
     def _synced_s(self) -> Any:
         """Seconds spent so far on sending weights to vLLM; None with another backend."""
@@ -389,23 +443,26 @@ _IMAGE_FIELDS = (
 """What a processor makes of images."""
 
 
-def _leave_out_no_images(model: Any, args: Any, fields: dict[str, Any]) -> Any:
-    """Take what TRL makes of no images at all out of a call: a vision part reads at least one."""
-    pixels = fields.get("pixel_values")
-    if pixels is None or len(pixels):
-        return None
-    return args, {name: each for name, each in fields.items() if name not in _IMAGE_FIELDS}
+def _complete_images(
+    model: Any, args: Any, fields: dict[str, Any], *, pads_images: bool
+) -> tuple[Any, dict[str, Any]] | None:
+    """Mend what TRL (1.16) passes to the part of a model that reads images.
 
-
-def _mark_rows_of_images(fields: dict[str, Any]) -> None:
-    """Keep TRL from taking rows of images, as Idefics has them, for images.
-
-    Processors give images one after the other, or padded to equally many for each row: then pixel values have five
-    dimensions. TRL (1.16) tells this from their number alone, which may be that of the images by chance.
+    Rows without images get none, since a vision part reads at least one. Of several images in a row,
+    LLaVA-OneVision's processor makes one patch each, which the model has to know.
     """
-    pixels = fields.get("pixel_values")
-    if fields.get("num_images") is not None and getattr(pixels, "ndim", 0) == 5:
-        fields["num_images"] = [0] * len(fields["num_images"])
+    pixels, ids = fields.get("pixel_values"), fields.get("input_ids")
+    if pixels is None:
+        return None
+    is_padding = pads_images and ids is not None and not (ids == model.config.image_token_id).any()
+    if not len(pixels) or is_padding:
+        return args, {name: each for name, each in fields.items() if name not in _IMAGE_FIELDS}
+    if model.config.model_type == "llava_onevision" and fields.get("batch_num_images") is None:
+        in_patches = pixels[:, 1:].flatten(1).any(dim=1).tolist()
+        runs = [(is_cut, len([*run])) for is_cut, run in groupby(in_patches)]
+        counts = [[1] * size if is_cut else [size] for is_cut, size in runs]
+        return args, {**fields, "batch_num_images": [*chain.from_iterable(counts)]}
+    return None
 
 
 def _as_rows(columns: Any, entropies: Any, count: int) -> list[tuple[Any, ...]]:

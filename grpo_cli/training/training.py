@@ -5,7 +5,7 @@ Reads top to bottom in the order in which things happen. The algorithm is TRL's.
 
 import os
 import shutil
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,15 +18,15 @@ from accelerate import PartialState
 from accelerate.utils import parse_flag_from_env
 from transformers import PreTrainedTokenizerBase, PrinterCallback
 from transformers.integrations import is_deepspeed_zero3_enabled
-from trl.trainer import grpo_trainer
 
 from grpo_cli.batch import BatchPlan, plan_batch
 from grpo_cli.checks.arithmetic import batch_inputs, reward_context
-from grpo_cli.checks.settings import wanted_parts
+from grpo_cli.checks.settings import read_setting, wanted_parts
 from grpo_cli.data.build import BuiltData, build_datasets
 from grpo_cli.data.streaming import stream_rows
 from grpo_cli.environments.player import Player, open_player
 from grpo_cli.errors import RunError
+from grpo_cli.fast.completion_reader import CompletionReader, build_reader
 from grpo_cli.fast.completions import all_eos_token_ids
 from grpo_cli.fast.prompts import count_prompt_tokens
 from grpo_cli.fast.trainer import shares_weights
@@ -44,6 +44,7 @@ from grpo_cli.models.source import fingerprint_model
 from grpo_cli.models.teacher import check_teacher_tokenizer, find_teacher, fingerprint_teacher
 from grpo_cli.models.teacher_server import TeacherServer
 from grpo_cli.recipe.model import ModelConfig
+from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.recipe.training import leave_off
 from grpo_cli.rewards.building import build_rewards
 from grpo_cli.rewards.scoring import Reward
@@ -67,6 +68,7 @@ from grpo_cli.training.examples import (
 )
 from grpo_cli.training.held_out_sets import add_held_out_sets
 from grpo_cli.training.measurement import Measurer, select_rows
+from grpo_cli.training.reference import reference_on, sync_adapter
 from grpo_cli.training.reward_functions import CompletionLog, EarlyScoring, build_reward_functions
 from grpo_cli.training.scored import (
     ScoredMeasurer,
@@ -87,7 +89,6 @@ from grpo_cli.training.trainer import RunTrainer
 from grpo_cli.training.trl_args import build_trl_args
 from grpo_cli.training.vllm_generation import patched_vllm, watch_server
 from grpo_cli.training.warmup import clean_up, learn, warmed_up
-from grpo_cli.upstream import replaced
 
 if TYPE_CHECKING:
     from grpo_cli.training.asynchronous.trainer import AsyncRunTrainer
@@ -225,25 +226,29 @@ def _build_trainer(
         from grpo_cli.training.asynchronous.trainer import build_async_trainer
 
         session.annotate_manifest(model=fingerprint_model(recipe.model))
-        config = load_generation_config(recipe.model)
-        log = _open_completion_log(session, rewards, config, tokenizer)
-        return build_async_trainer(session, args, tokenizer, data.train, rewards, log)
+        reader = _build_reader(recipe, load_generation_config(recipe.model), tokenizer)
+        log = _open_completion_log(session, rewards, reader)
+        return build_async_trainer(session, args, reader, data.train, rewards, log)
     model = _load_model(session, start, tokenizer)
     dtype = str(model.dtype).removeprefix("torch.")
     session.annotate_manifest(model=fingerprint_model(recipe.model), dtype=dtype)
-    log = _open_completion_log(session, rewards, model.generation_config, tokenizer, model)
+    reader = _build_reader(recipe, model.generation_config, tokenizer)
+    log = _open_completion_log(session, rewards, reader, model)
     if recipe.generation.backend == "vllm":
         mode = recipe.generation.vllm.mode
         session.report(f"loading vLLM ({mode})" if mode == "colocate" else "waiting for vLLM")
+    syncs_adapter = start.lora is not None and bool(read_setting(recipe, "sync_ref_model"))
+    trains_own = start.adapter is not None or syncs_adapter
     options = {
-        "model": load_trainable(model, start),
+        "model": load_trainable(model, start, adds_fresh=syncs_adapter),
         "args": args,
         "processing_class": processing_class,
-        "peft_config": None if start.adapter else build_peft_config(start.lora, model),
+        "peft_config": None if trains_own else build_peft_config(start.lora, model),
     }
     patched = patched_vllm(session, lambda: _wait_for_server(session))
-    with patched, _reference_on(_loading_device(session)):
+    with patched, reference_on(_loading_device(session)):
         if recipe.is_sampled:
+            options["reader"] = reader
             if player is not None:
                 options["episodes"] = EpisodeRollouts(player)
             trainer = _build_run_trainer(session, data, rewards, log, options)
@@ -253,6 +258,8 @@ def _build_trainer(
     _attach_teacher(session, trainer)
     if start.adapter is not None and start.adapter.reference == "base":
         refer_to_base(trainer.model)
+    if syncs_adapter:
+        sync_adapter(trainer)
     _speed_up(session, trainer)
     if (dynamic := recipe.generation.dynamic_sampling) is not None:
         trainer.dynamic_sampling = DynamicSampling(trainer, dynamic.max_resample, log)
@@ -343,18 +350,6 @@ def _loading_device(session: Session) -> torch.device | None:
     return None if session.cpu or sharded else session.processes.device
 
 
-def _reference_on(device: torch.device | None) -> AbstractContextManager[None]:
-    """Have TRL read the reference model to a device too: with several processes its `device_map` is None."""
-    read = grpo_trainer.create_model_from_path
-
-    def read_to_device(path: str, **options: Any) -> Any:
-        if device is not None and options.get("device_map", "auto") is None:
-            options["device_map"] = {"": device}
-        return read(path, **options)
-
-    return replaced(grpo_trainer, create_model_from_path=read_to_device)
-
-
 def _build_run_trainer(
     session: Session,
     data: BuiltData,
@@ -380,11 +375,15 @@ def _build_run_trainer(
     return trainer
 
 
+def _build_reader(recipe: Recipe, config: Any, tokenizer: Any) -> CompletionReader:
+    ends = all_eos_token_ids(config, tokenizer)
+    return build_reader(tokenizer, ends, **recipe.generation.reading)
+
+
 def _open_completion_log(
     session: Session,
     rewards: list[Reward],
-    config: transformers.GenerationConfig,
-    tokenizer: PreTrainedTokenizerBase,
+    reader: CompletionReader,
     model: Any = None,
 ) -> CompletionLog:
     """Open this process's log; by the mode of the model it tells training from evaluation, as TRL does."""
@@ -392,7 +391,7 @@ def _open_completion_log(
     return CompletionLog(
         path if session.recipe.logging.log_completions else None,
         [reward.name for reward in rewards],
-        [*all_eos_token_ids(config, tokenizer), tokenizer.pad_token_id],
+        reader.is_terminated,
         lambda: model is None or model.training,
         session.thumbnails,
     )

@@ -89,6 +89,11 @@ def _grpo_fields(recipe: Recipe) -> dict[str, Any]:
         "reward_weights": [reward.weight for reward in recipe.rewards] or None,
         **_best_model(recipe),
     }
+    if recipe.generation.extras.get("generation_kwargs"):
+        values["generation_kwargs"] = recipe.generation.backend_kwargs
+    if recipe.model.lora is not None:
+        # TRL refuses it; `reference.sync_adapter` does it.
+        values["sync_ref_model"] = False
     if not recipe.is_sampled:
         # Evaluation samples nothing, but TRL's rule about group sizes would still apply.
         values["num_generations_eval"] = 1

@@ -23,6 +23,7 @@ from trl.trainer import grpo_trainer
 from grpo_cli.errors import RunError, SetupError
 from grpo_cli.models.processor import ban_image_token
 from grpo_cli.models.vllm_engine import adapter_rank, processor_settings
+from grpo_cli.recipe.generation import stop_params
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.runs.metrics import append_record
 from grpo_cli.training.session import Session
@@ -241,6 +242,11 @@ class RunGeneration(VLLMGeneration):
         self._read_ids = sampled[0]
         return sampled
 
+    @property
+    def _stop_params(self) -> dict[str, Any]:
+        """What the recipe says of stop strings, which end a completion wherever it is sampled."""
+        return stop_params(self.generation_kwargs.get("stop", ()))
+
     def check_read(self, prompt_ids: list[list[int]]) -> None:
         """Check that vLLM has last sampled from these tokens, images included.
 
@@ -299,7 +305,7 @@ class RunGeneration(VLLMGeneration):
             "top_k": 0,
             "min_p": None,
             "repetition_penalty": 1.0,
-            "generation_kwargs": {},
+            "generation_kwargs": self._stop_params,
             "max_completion_length": max_tokens or self.max_completion_length,
         }
         with replaced(self, **settings):

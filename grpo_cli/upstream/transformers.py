@@ -5,9 +5,13 @@ import importlib.util
 import inspect
 import re
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from grpo_cli.upstream import replaced
 
 VERSION = "5.24.0"
 
@@ -15,17 +19,21 @@ EAGER = "eager_attention_forward"
 """Name of the attention function of `eager` in the files of models."""
 _IMAGE_TEXT = "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES"
 """Name of the table of `AutoModelForImageTextToText`."""
+_NEWEST = 256
+"""Tokens of a request that may be part of a stop string."""
 _TRAINER = "transformers.trainer.Trainer"
 _CACHE_ARGUMENTS = ("cache", "past_key_values")
 """Names of the cache in `forward` and `generate()`: of newer versions (5.24) and of older ones (5.17)."""
 _TEMPLATES = "transformers.utils.chat_template_utils"
 _SANDBOX = "ImmutableSandboxedEnvironment"
 """Jinja's environment, by the name under which the file of chat templates imports it."""
+_BATCHING = "transformers.generation.continuous_batching"
 
 METHODS = {
     f"{_TRAINER}._determine_best_metric": "metrics, trial",
     f"{_TRAINER}._get_output_dir": "trial",
     f"{_TRAINER}._load_from_checkpoint": "resume_from_checkpoint, model",
+    f"{_BATCHING}.requests.RequestState.update_and_check_completion": "token_id, logprob",
 }
 ATTRIBUTES = {_TRAINER: "_tr_loss _total_loss_scalar _globalstep_last_logged"}
 """The sums of the record in progress, which checkpoints keep."""
@@ -37,6 +45,8 @@ NAMES = {
     "transformers.models.auto.modeling_auto": _IMAGE_TEXT,
     _TEMPLATES: _SANDBOX,
     "transformers.models.llama.modeling_llama": EAGER,
+    f"{_BATCHING}.continuous_api": "RequestState",
+    f"{_BATCHING}.requests": "RequestState RequestStatus",
 }
 LITERALS: dict[str, tuple[str, ...]] = {
     "transformers.trainer": ("loss", "grad_norm", "learning_rate"),
@@ -60,6 +70,30 @@ def replace_sandbox(environment: type) -> None:
     templates = importlib.import_module(_TEMPLATES)
     if hasattr(templates, _SANDBOX):
         setattr(templates, _SANDBOX, environment)
+
+
+@contextmanager
+def requests_ending(is_end: Callable[[list[int]], bool]) -> Iterator[None]:
+    """End requests of continuous batching, which knows end tokens alone, as soon as `is_end` of their tokens."""
+    from transformers.generation.continuous_batching import continuous_api, requests
+
+    class EndingRequest(requests.RequestState):
+        def update_and_check_completion(self, token_id: int, logprob: float | None) -> bool:
+            ends = bool(super().update_and_check_completion(token_id, logprob))
+            request: Any = self
+            if ends or request.status != requests.RequestStatus.DECODING:
+                return ends
+            newest = [*self.initial_tokens[-_NEWEST:], *self.generated_tokens[-_NEWEST:]]
+            if ends := is_end(newest):
+                request.status = requests.RequestStatus.FINISHED
+            return ends
+
+    # Requests that are begun anew if memory runs out are made in their own file.
+    with (
+        replaced(continuous_api, RequestState=EndingRequest),
+        replaced(requests, RequestState=EndingRequest),
+    ):
+        yield
 
 
 def attention_name(model: Any) -> str:

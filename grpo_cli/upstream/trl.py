@@ -128,8 +128,8 @@ ATTRIBUTES = {
     _TRAINER: (
         "_buffered_inputs _current_train_step_time _metrics _pending_extra_logs _pending_metrics _step _tokenizer "
         "aux_loss_enabled eos_token_ids generation_config generation_kwargs importance_sampling_level loss_type "
-        "multi_objective_aggregation num_generations num_generations_eval num_iterations pad_to_multiple_of "
-        "ref_model reward_func_names reward_weights temperature vllm_generation"
+        "mask_truncated_completions multi_objective_aggregation num_generations num_generations_eval "
+        "num_iterations pad_to_multiple_of ref_model reward_func_names reward_weights temperature vllm_generation"
     ),
     f"{_ASYNC}.async_grpo_trainer.AsyncGRPOTrainer": (
         "_step_samples rollout_worker weight_transfer"

@@ -3,11 +3,14 @@
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from grpo_cli.data.images import ImageError, as_data_url, as_image, decode_image, in_parts
 from grpo_cli.errors import RunError, SetupError, UsageError, install_extra
 from grpo_cli.launch.server_plan import Served
+
+if TYPE_CHECKING:
+    from grpo_cli.fast.completion_reader import CompletionReader
 
 Message = dict[str, Any]
 """With a role; its content is text, or parts if it may hold images."""
@@ -21,6 +24,8 @@ class SamplingParams:
 
     temperature: float
     max_tokens: int
+    stop_strings: Sequence[str] = ()
+    skip_special_tokens: bool = True
 
 
 def say(text: str, pictures: Sequence[Any] = ()) -> Message:
@@ -52,6 +57,7 @@ def open_model(served: Served, sampling: SamplingParams) -> ChatBackend:
     import torch
     from transformers.utils.logging import disable_progress_bar
 
+    from grpo_cli.fast.completion_reader import build_reader
     from grpo_cli.fast.completions import all_eos_token_ids
     from grpo_cli.models.loading import load_adapter, load_generation_config, load_model
     from grpo_cli.models.processor import load_processing_class, tokenizer_of
@@ -66,12 +72,16 @@ def open_model(served: Served, sampling: SamplingParams) -> ChatBackend:
         model = load_adapter(model, served.adapter, served.model)
     if config.quantization is None:
         model = model.to("cuda" if torch.cuda.is_available() else "cpu")
-    stops = all_eos_token_ids(load_generation_config(config), tokenizer)
+    reader = build_reader(
+        tokenizer,
+        all_eos_token_ids(load_generation_config(config), tokenizer),
+        stop_strings=sampling.stop_strings,
+        skip_special_tokens=sampling.skip_special_tokens,
+    )
     return lambda messages: _stream(
         model.eval(),
-        tokenizer,
+        reader,
         _encode(processing_class, messages, served).to(model.device),
-        stops,
         sampling,
     )
 
@@ -117,24 +127,28 @@ def _for_server(content: Any) -> Any:
 
 
 def _stream(
-    model: Any, tokenizer: Any, prompt: Any, stops: list[int], params: SamplingParams
+    model: Any, reader: "CompletionReader", prompt: Any, params: SamplingParams
 ) -> Iterator[str]:
     """Generate in a thread, and yield the text as it is made."""
     import torch
     from transformers import GenerationConfig, TextIteratorStreamer
 
+    from grpo_cli.fast.completions import stopping_criteria
+
+    tokenizer = reader.tokenizer
     sampling: dict[str, Any] = {"do_sample": False}
     if params.temperature > 0:
         sampling = {"do_sample": True, "temperature": params.temperature, "top_k": 0, "top_p": 1.0}
     config = GenerationConfig(
         max_new_tokens=params.max_tokens,
-        eos_token_id=stops,
+        eos_token_id=[*reader.end_ids],
         pad_token_id=tokenizer.pad_token_id,
         # The model would look for an image where it sampled its token.
         suppress_tokens=[model.config.image_token_id] if "pixel_values" in prompt else None,
         **sampling,
     )
-    streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
+    skips = reader.skip_special_tokens
+    streamer = TextIteratorStreamer(tokenizer, skip_prompt=True, skip_special_tokens=skips)
     stopped = threading.Event()
     failed: list[BaseException] = []
 
@@ -145,7 +159,8 @@ def _stream(
                 generation_config=config,
                 streamer=streamer,
                 stopping_criteria=[
-                    lambda *_: torch.tensor([stopped.is_set()], device=model.device)
+                    lambda *_: torch.tensor([stopped.is_set()], device=model.device),
+                    *stopping_criteria(reader.stop_strings),
                 ],
             )
         except BaseException as error:
@@ -155,13 +170,23 @@ def _stream(
     thread = threading.Thread(target=generate, daemon=True)
     thread.start()
     try:
-        yield from streamer
+        yield from streamer if skips else _without_end(streamer, reader)
     finally:
         # Also if the reader stops early: the thread must end before the next answer.
         stopped.set()
         thread.join()
     if failed:
         raise RunError(f"the model failed: {failed[0]}. Fix: a shorter conversation") from failed[0]
+
+
+def _without_end(pieces: Iterator[str], reader: "CompletionReader") -> Iterator[str]:
+    """Leave out the token that ends an answer, which a streamer writes if it keeps special tokens."""
+    ends = {reader.tokenizer.decode([token]) for token in reader.end_ids}
+    for piece in pieces:
+        for end in ends:
+            piece = piece.removesuffix(end)
+        if piece:
+            yield piece
 
 
 def open_server(
@@ -197,6 +222,11 @@ def open_server(
         "temperature": sampling.temperature,
         "max_tokens": sampling.max_tokens,
     }
+    if sampling.stop_strings:
+        options |= {"stop": list(sampling.stop_strings)}
+        options["extra_body"] = {"include_stop_str_in_output": True}
+    if not sampling.skip_special_tokens:
+        options["extra_body"] = {**options.get("extra_body", {}), "skip_special_tokens": False}
 
     def stream(messages: Sequence[Message]) -> Iterator[str]:
         written = [{**each, "content": _for_server(each["content"])} for each in messages]

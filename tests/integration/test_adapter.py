@@ -3,17 +3,21 @@
 import json
 import math
 import shutil
+from types import SimpleNamespace
 
 import peft
 import pytest
 import torch
+from accelerate import Accelerator
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
+from trl import SyncRefModelCallback
 
 from grpo_cli.checks.recipe_checks import check_recipe
 from grpo_cli.errors import RecipeError
 from grpo_cli.launch.server_plan import find_served
 from grpo_cli.machine import Hardware
+from grpo_cli.training.reference import SyncAdapterCallback
 from grpo_cli.workflows.chat_backends import SamplingParams, open_model
 from tests.integration.conftest import RECIPE, with_held_out_rows
 
@@ -109,6 +113,62 @@ def test_the_reference_is_the_base_by_choice(workshop, start):
     (record,) = workshop.records("train")
     assert record["kl"] > 1e-3
     assert not [*workshop.run.rglob("ref")]
+
+
+@pytest.mark.parametrize("began", ["fresh", "trained"])
+def test_an_adapter_is_the_reference_that_follows_it(workshop, start, began):
+    text = text_of(start)
+    if began == "fresh":
+        text = text.replace(f"adapter: {start}", "path: {model}\n  lora: {{r: 4, lora_alpha: 8}}")
+    text = text.replace("max_steps: 2", "max_steps: 4\n  beta: 0.1\n  sync_ref_model: true")
+    flags = [f"training.{name}" for name in ("ref_model_sync_steps=2", "ref_model_mixup_alpha=1.0",
+             "learning_rate=0.01", "save_steps=3")]  # fmt: skip
+    flags = [part for flag in flags for part in ("--set", flag)]
+    recipe = workshop.write(text)
+    done = workshop.grpo("train", recipe, *flags)
+    assert done.returncode == 0, done.stderr
+    # After every other step the reference is the trained adapter.
+    kl = [record["kl"] for record in workshop.records("train")]
+    assert max(kl[0], kl[2]) < 1e-6 < 1e-5 < max(kl[1], kl[3])
+    run, end = workshop.run, load_file(workshop.run / "model" / WEIGHTS)
+    assert not [*run.rglob("ref")]
+
+    for left in (run / "checkpoints/checkpoint-4", run / "model"):
+        shutil.rmtree(left)
+    status = json.loads((run / "status.json").read_text())
+    (run / "status.json").write_text(json.dumps(status | {"state": "stopped"}))
+    resumed = workshop.grpo("train", recipe, *flags, "--resume")
+    assert resumed.returncode == 0, resumed.stderr
+    again = load_file(run / "model" / WEIGHTS)
+    assert all(torch.equal(again[name], end[name]) for name in end)
+
+
+def test_adapters_are_mixed_as_trl_mixes_models(start, chat_model):
+    def load():
+        model = AutoModelForCausalLM.from_pretrained(chat_model)
+        return peft.PeftModel.from_pretrained(model, start / "model")
+
+    both, trained, reference = load(), load(), load()
+    both.load_adapter(start / "model", "ref")
+    for model in (both, trained):
+        torch.manual_seed(0)
+        for name, weight in model.named_parameters():
+            if ".default." in name:
+                weight.data += torch.randn_like(weight)
+    Accelerator(cpu=True)  # TRL asks its state for DeepSpeed.
+    SyncAdapterCallback(both).on_step_end(
+        SimpleNamespace(ref_model_sync_steps=1, ref_model_mixup_alpha=0.3),
+        SimpleNamespace(global_step=1),
+        None,
+        model=both,
+    )
+    SyncRefModelCallback._sync_target_model(trained, reference, 0.3)
+    weights = dict(both.named_parameters())
+    for name, expected in reference.named_parameters():
+        if ".default." in name:
+            mixed = weights[name.replace(".default.", ".ref.")]
+            assert torch.equal(mixed, expected)
+            assert not torch.equal(mixed, weights[name])
 
 
 def rewrite(start, file, **changes):

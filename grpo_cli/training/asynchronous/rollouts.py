@@ -21,7 +21,7 @@ from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 from urllib3 import Retry
 
 from grpo_cli.errors import RunError
-from grpo_cli.recipe.generation import GenerationConfig
+from grpo_cli.recipe.generation import GenerationConfig, stop_params
 from grpo_cli.rewards.contract import Batch, Score
 from grpo_cli.rewards.scoring import Reward, are_equal, weighted_sum
 from grpo_cli.training.dynamic_sampling import shuffled_rows
@@ -68,6 +68,7 @@ class ServerSampler:
         settings = {name: getattr(generation, name) for name in names}
         self._settings = {
             **{name: value for name, value in settings.items() if value is not None},
+            **stop_params(generation.reading["stop_strings"]),
             "max_tokens": generation.max_completion_length,
             "logprobs": 0,
             "return_token_ids": True,

@@ -18,6 +18,7 @@ from trl.experimental.async_grpo.vllm_client import VLLMClient
 
 from grpo_cli.errors import RunError
 from grpo_cli.fast.attention import attend_segments
+from grpo_cli.fast.completion_reader import CompletionReader
 from grpo_cli.fast.layout import Segments
 from grpo_cli.fast.prompts import encode_prompt
 from grpo_cli.launch.server_process import answers
@@ -213,7 +214,7 @@ class _StepRecords(TrainerCallback):
 def build_async_trainer(
     session: Session,
     args: AsyncGRPOConfig,
-    tokenizer: Any,
+    reader: CompletionReader,
     rows: Dataset,
     rewards: list[Reward],
     log: CompletionLog,
@@ -226,7 +227,7 @@ def build_async_trainer(
     """
     _wait_for_server(session, args)
     session.report("loading the model")
-    rollouts = _plan_rollouts(session, args, tokenizer, rows, rewards)
+    rollouts, tokenizer = _plan_rollouts(session, args, reader, rows, rewards), reader.tokenizer
     transfer, watch = None, SyncWatch(session.end_hung)
     if session.cpu:
         client = VLLMClient(args.vllm_server_base_url, args.vllm_server_timeout)
@@ -277,13 +278,17 @@ def _completions_per_step(session: Session, args: AsyncGRPOConfig) -> int:
 
 
 def _plan_rollouts(
-    session: Session, args: AsyncGRPOConfig, tokenizer: Any, rows: Dataset, rewards: list[Reward]
+    session: Session,
+    args: AsyncGRPOConfig,
+    reader: CompletionReader,
+    rows: Dataset,
+    rewards: list[Reward],
 ) -> Rollouts:
     generation, seed = session.recipe.generation, session.recipe.seed
     requested_at: float | None = None
 
     def read(prompt: Any, prompt_ids: Sequence[int], ids: Sequence[Sequence[int]]) -> list[Any]:
-        return read_completions(tokenizer, [prompt], [prompt_ids] * len(ids), ids)
+        return read_completions(reader, [prompt], [prompt_ids] * len(ids), ids)
 
     def stop_in_time() -> None:
         nonlocal requested_at
@@ -303,7 +308,7 @@ def _plan_rollouts(
         seed=seed,
         sampler=ServerSampler(args.vllm_server_base_url, generation, seed),
         rewards=rewards,
-        encode=lambda prompt: encode_prompt(tokenizer, prompt, args.chat_template_kwargs),
+        encode=lambda prompt: encode_prompt(reader.tokenizer, prompt, args.chat_template_kwargs),
         read=read,
         while_waiting=stop_in_time,
     )

@@ -13,7 +13,7 @@ STOPPING = ["dataset.eval_rows=[{question: q, answer: '1'}]", "training.eval_str
             "training.eval_steps=1", "training.early_stopping.patience=1"]  # fmt: skip
 LONG = ["training.max_steps=20", "logging.logging_steps=10"]
 CASES = [
-    ([f"{OPTIONS}.stop_strings=[x]"], f"{OPTIONS}.stop_strings", "error", "sampling fails with it"),
+    ([f"{OPTIONS}.stop_strings=[x, 3]"], f"{OPTIONS}.stop_strings", "error", "texts that end"),
     ([f"{OPTIONS}.max_new_tokens=64"], f"{OPTIONS}.max_new_tokens", "error",
      "64 overrides `generation.max_completion_length`, which is 8"),
     ([f"{OPTIONS}.do_sample=false"], f"{OPTIONS}.do_sample", "error", "greedy decoding"),
@@ -22,8 +22,8 @@ CASES = [
     (["training.delta=1.1"], "training.delta", "warning", "not above 1 + epsilon (1.2)"),
     (["training.epsilon=0.28", "training.epsilon_high=0.2"], "training.epsilon_high", "warning",
      "0.2 is below `epsilon` (0.28)"),
-    (["training.beta=0.1", "training.sync_ref_model=true", "model.lora.r=8"], "training.sync_ref_model",
-     "error", "TRL cannot do this with LoRA"),
+    (["training.beta=0.1", "training.sync_ref_model=true", "model.lora.r=8", "launch.strategy=zero3"],
+     "training.sync_ref_model", "error", "sharded by zero3"),
     (["rewards=[{kind: math, answer: answer, timeout_s: 5000}]"], "rewards.0.timeout_s", "warning",
      "5000 is in seconds"),
     (["rewards=[{kind: math, answer: answer}, {kind: repetition, weight: -0.5}]"], "rewards.1.weight",

@@ -15,6 +15,7 @@ OPEN = {
     "logging": LoggingConfig,
 }
 OURS = {
+    "skip_special_tokens",
     *("backend", "dynamic_sampling", "vllm", "early_stopping", "stop_when"),
     *(
         "backend",

@@ -21,7 +21,9 @@ def make_batch(episodes):
 def test_episodes_are_written_and_read_with_all_that_was_said(tmp_path):
     folder = RunFolder(tmp_path)
     folder.completions.mkdir()
-    log = CompletionLog(folder.completions / "rank_0.jsonl", ["right"], [1], lambda: True)
+    log = CompletionLog(
+        folder.completions / "rank_0.jsonl", ["right"], lambda ids: ids[-1:] == [1], lambda: True
+    )
     # A limit can end an episode after a whole answer, and another way one whose answer is not.
     episodes = [play(3, end="tokens"), play(1), play(2, end="done")]
     log.add("right", make_batch(episodes), [Score(1.0), Score(0.0), Score(1.0)], step=2)
@@ -35,7 +37,9 @@ def test_episodes_are_written_and_read_with_all_that_was_said(tmp_path):
 def test_a_single_answer_is_written_as_before(tmp_path):
     folder = RunFolder(tmp_path)
     folder.completions.mkdir()
-    log = CompletionLog(folder.completions / "rank_0.jsonl", ["right"], [1], lambda: True)
+    log = CompletionLog(
+        folder.completions / "rank_0.jsonl", ["right"], lambda ids: ids[-1:] == [1], lambda: True
+    )
     log.add("right", Batch(["q"], ["a"], completion_ids=[[1]]), [Score(1.0)], step=0)
     assert '"messages"' not in log.path.read_text()
     (group,) = load_groups(find_groups(folder))
