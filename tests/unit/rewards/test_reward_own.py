@@ -298,3 +298,23 @@ def test_an_error_in_the_file_is_shown_as_itself(write, source, text):
     assert "mine.py" in message
     assert "grpo_cli" not in message
     assert "importlib" not in message
+
+
+@pytest.mark.parametrize(
+    ("signature", "tool"),
+    [
+        ("data_source, solution_str, ground_truth, extra_info=None", "verl"),
+        ("queries, prompts, labels", "OpenRLHF"),
+        ("queries, prompts, labels, **kwargs", "OpenRLHF"),
+        ("prompt, completion, answer, state", "verifiers"),
+        ("args, sample, **kwargs", "slime"),
+        ("prompt, completions, prompt_ids, completion_ids, answer", "AReaL"),
+        ("completions, queries, labels", ""),
+        ("completions, state, prompts", ""),
+    ],
+)
+def test_a_function_of_another_tool_is_told_from_missing_columns(write, signature, tool):
+    params = PythonParams(path=f"{write(f'def f({signature}): ...')}:f")
+    told = [each.seen for each in params.problems()]
+    assert [f"has the signature of {tool}" in each for each in told] == [True] * bool(tool)
+    assert (params.required_columns() == ()) is bool(tool)
