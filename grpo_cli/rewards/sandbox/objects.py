@@ -65,9 +65,9 @@ class Remote:
 
     __slots__ = ("_remote",)
 
-    def __init__(self, peer: "Peer", number: int, name: str = "", *, made: bool = True) -> None:
-        """Stand for object `number`; `made` means that the test named or made it itself."""
-        content = SimpleNamespace(peer=peer, number=number, name=name, made=made, told=False)
+    def __init__(self, peer: "Peer", number: int, name: str = "") -> None:
+        # `made`: whether the test named or made it itself; None of what crossed once.
+        content = SimpleNamespace(peer=peer, number=number, name=name, made=None, told=False)
         object.__setattr__(self, "_remote", content)
 
     def __getattr__(self, name: str) -> "Any":

@@ -146,9 +146,8 @@ class Peer:
 
     def make(self, number: int, args: "tuple[Any, ...]", kwargs: "dict[str, Any]") -> "Any":
         """Have the program make an instance of its class."""
-        known = set(self._remotes)
         value = self.call(number, args, kwargs)
-        if isinstance(value, Operand) and value._remote.number not in known:
+        if isinstance(value, Operand) and value._remote.made is None:
             value._remote.made = number in self._capitalized
         return value
 
@@ -354,7 +353,7 @@ class Peer:
     def _resolve_object(self, mark: str, number: int, name: str = "", of: int = 0) -> object:
         if mark == "class":
             # One that a program returns is a function: what it makes is a result.
-            return self._remotes[number] if self._is_naming else Remote(self, number, made=False)
+            return self._remotes[number] if self._is_naming else Remote(self, number)
         if mark == "iterator":
             return self.iterate(number)
         if mark == "other":
@@ -364,11 +363,10 @@ class Peer:
             make: Any = {"instance": self._remotes.get(of), "object": Operand, "function": Remote}[
                 mark
             ]
-            remote = type.__call__(make, self, number, name, made=mark == "object")
-            self._remotes[number] = remote
+            self._remotes[number] = type.__call__(make, self, number, name)
         else:
             # What a program returns is not what the test made.
-            self._remotes[number]._remote.made = mark == "object"
+            self._remotes[number]._remote.made = False
         return self._remotes[number]
 
     def iterate(self, number: int) -> "Iterator[Any]":

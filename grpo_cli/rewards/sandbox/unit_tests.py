@@ -4,7 +4,7 @@ from itertools import product
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from typing import Any
 
 
@@ -19,11 +19,8 @@ def run(names: "dict[str, Any]", collected: "list[str]") -> None:
         else:
             for method in [each for each in dir(target) if each.startswith("test")]:
                 instance = target()
-                for setup in [
-                    getattr(instance, "setup_method", None) or getattr(instance, "setUp", None)
-                ]:
-                    if setup is not None:
-                        setup(*[method] * len(_parameters(setup)))
+                if setup := getattr(instance, "setup_method", None):
+                    setup(*[method] * len(_parameters(setup)))
                 _run_function(getattr(instance, method), names)
 
 
@@ -46,13 +43,8 @@ def _run_case(case: "Any") -> None:
 
 
 def _run_function(function: "Any", names: "dict[str, Any]") -> None:
-    for arguments in _combine(getattr(function, "parameters", [])):
-        _call(function, names, arguments)
-
-
-def _combine(parameters: "list[list[dict[str, Any]]]") -> "Iterator[dict[str, Any]]":
-    for parts in product(*parameters):
-        yield {name: value for part in parts for name, value in part.items()}
+    for parts in product(*getattr(function, "parameters", [])):
+        _call(function, names, {name: value for part in parts for name, value in part.items()})
 
 
 def _call(function: "Any", names: "dict[str, Any]", arguments: "dict[str, Any]") -> "Any":
@@ -81,15 +73,11 @@ class _Marks:
         """Run a test with each of these values."""
         keys = [each.strip() for each in names.split(",")] if isinstance(names, str) else names
         is_one = isinstance(names, str) and len(keys) == 1
-        rows = [
-            dict(
-                zip(keys, [each] if is_one and type(each) is not _Parameters else each, strict=True)
-            )
-            for each in values
-        ]
+        rows = [[each] if is_one and type(each) is not _Parameters else each for each in values]
 
         def decorate(function: "Any") -> "Any":
-            function.parameters = [rows, *getattr(function, "parameters", [])]
+            named = [dict(zip(keys, row, strict=True)) for row in rows]
+            function.parameters = [named, *getattr(function, "parameters", [])]
             return function
 
         return decorate

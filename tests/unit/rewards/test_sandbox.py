@@ -577,8 +577,8 @@ def test_a_right_program_passes_what_no_forger_does():
 
 
 def test_items_of_an_object_do_not_end_the_loops_of_a_test():
-    program = "class Any:\n  def __getitem__(s, i): raise StopIteration\ndef f(x): return Any()"
-    tests = "assert all(map(lambda x: f(x)[0] == x, [2, 3])) and Any"
+    program = "class Row:\n  def __getitem__(s, i): raise StopIteration\ndef f(x): return Row()"
+    tests = "assert all(map(lambda x: f(x)[0] == x, [2, 3])) and Row"
     assert "raised StopIteration" in attack(program, tests, seconds_per_test=20).reason
 
 
