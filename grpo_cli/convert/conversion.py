@@ -322,8 +322,10 @@ def _translate_command(command: Command, source: Path, folders: tuple[Path, ...]
         for name in tree.value.keys() & read_keys("launch")["keep"].keys():
             reader.put(name, tree.value[name].plain(), ast.Constant(None))
         return _translate_script(reader, folders)
-    is_r1 = bool(dict(_find_signs(tree))["open-r1"])
-    dialect: Dialect = "ms-swift" if command.tool == "swift" else "open-r1" if is_r1 else "trl"
+    known: Dialect = next(
+        (name for name, signs in _find_signs(tree) if signs and name != "axolotl"), "trl"
+    )
+    dialect: Dialect = "ms-swift" if command.tool == "swift" else known
     names = {"swift": "swift rlhf", "trl": "trl grpo"}
     report = KeyReport(tree, dialect, (names.get(command.tool, command.tool),))
     for name, value in unset.items():
@@ -331,6 +333,7 @@ def _translate_command(command: Command, source: Path, folders: tuple[Path, ...]
         target = target or trl.find_model_key(name) or "training"
         text = f"line {command.line} of {source.name} has `--{name} {value}`; write its value"
         report.to_do[target] = text
+    report.drop_all(command.environment, "set it in the environment of `grpo train`")
     _CONVERTERS[dialect](report, folders)
     return report
 

@@ -155,3 +155,13 @@ def test_a_notebook_is_read_cell_by_cell():
     assert report.to_do["training.beta"].startswith("nb.ipynb, cell 3:1 has `unknown()`")
     (entry,) = [entry for entry in report.entries if entry.key == "Mine()"]
     assert str(entry.location).startswith("nb.ipynb, cell 4:2:")
+
+
+def test_format_strings_of_later_pythons_are_left_to_do():
+    text = (
+        'print(f"{x["a"]}")\nargs = GRPOConfig(beta=0.5, run_name=f"{x["a"]}" "b")\n'
+        "GRPOTrainer('m/x', 'r/m', args, load_dataset('d/x'))\n"
+    )
+    report = convert(text, "train.py")
+    assert report.recipe["training"]["beta"] == 0.5
+    assert set(report.to_do) == {"logging.run_name"}
