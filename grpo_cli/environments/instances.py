@@ -56,7 +56,6 @@ _EXAMPLES: dict[str, Any] = {
     "number": 1.0,
     "boolean": True,
     "array": [],
-    "object": {},
     "null": None,
 }
 
@@ -182,12 +181,17 @@ def watch_output(trial: Trial) -> Iterator[None]:
 
 def example_arguments(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return arguments that a tool's schema allows: those that are required."""
-    parameters = schema["function"].get("parameters") or {}
-    properties = parameters.get("properties") or {}
-    return {name: _example(properties.get(name) or {}) for name in parameters.get("required") or ()}
+    return _example_object(schema["function"].get("parameters") or {})
+
+
+def _example_object(schema: Mapping[str, Any]) -> dict[str, Any]:
+    properties = schema.get("properties") or {}
+    return {name: _example(properties.get(name) or {}) for name in schema.get("required") or ()}
 
 
 def _example(schema: Mapping[str, Any]) -> Any:
+    if "const" in schema:
+        return schema["const"]
     if choices := schema.get("enum"):
         return choices[0]
     for key in ("anyOf", "oneOf"):
@@ -197,6 +201,8 @@ def _example(schema: Mapping[str, Any]) -> Any:
     kind = kind[0] if isinstance(kind, list) and kind else kind
     if kind == "array" and schema.get("items"):
         return [_example(schema["items"])]
+    if kind == "object":
+        return _example_object(schema)
     return _EXAMPLES.get(str(kind), WRONG)
 
 

@@ -6,6 +6,12 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
+from grpo_cli.environments.arguments import (
+    UndescribedError,
+    convert_arguments,
+    find_declared,
+    make_schema,
+)
 from grpo_cli.environments.contract import EpisodeError, Tool, ToolParams, ToolSource
 from grpo_cli.issues import Issue
 from grpo_cli.user_code import Function, SourceError, find_name, load_name
@@ -16,10 +22,12 @@ class FunctionToolParams(ToolParams):
     """Offers a function of yours, as TRL's `tools` take it.
 
     The model sees its name, the type hints of its arguments, and its docstring: what it does, and under `Args:`
-    a line for each argument. The model reads what it returns, as text or as JSON. It may be `async`, and runs
-    on a thread beside others: it must not keep a state.
+    a line for each argument. Pydantic models, dataclasses, `TypedDict`s, enums and dates, also inside of lists and
+    unions, are described with their fields, and arrive as the types that were declared; a call that does not
+    fit them returns what is wrong. The model reads what the function returns, as text or as JSON. It may be
+    `async`, and runs on a thread beside others: it must not keep a state.
 
-    Source: `transformers.utils.get_json_schema` (transformers 5.17), which makes the schema.
+    Source: `transformers.utils.get_json_schema` (transformers 5.24), and pydantic's `TypeAdapter`.
     """
 
     kind: ClassVar[str] = "function"
@@ -39,7 +47,8 @@ class FunctionToolParams(ToolParams):
         text = ast.get_docstring(function) or ""
         for argument in (*function.args.args, *function.args.kwonlyargs):
             lacks = [] if argument.annotation else ["type hint"]
-            if not re.search(rf"^\s*{argument.arg}\b.*:", text, re.MULTILINE):
+            has_own = argument.annotation and "description=" in ast.unparse(argument.annotation)
+            if not has_own and not re.search(rf"^\s*{argument.arg}\b.*:", text, re.MULTILINE):
                 lacks.append("line under `Args:` in the docstring")
             if lacks:
                 lack = f"`{argument.arg}` has no {' and no '.join(lacks)}"
@@ -71,11 +80,12 @@ def make_tool(function: Callable[..., Any]) -> Tool:
     Raises:
         EpisodeError: Its schema cannot be made.
     """
-    from transformers.utils import get_json_schema
-
     name = getattr(function, "__name__", type(function).__name__)
     try:
-        return Tool(name, get_json_schema(function), function)
+        declared = find_declared(function)
+        return Tool(name, make_schema(function, declared), convert_arguments(function, declared))
+    except UndescribedError as error:
+        raise EpisodeError(f"{name}() cannot be described to the model: {error}") from error
     except Exception as error:  # transformers raises what it meets in annotations
         reason = str(error).splitlines()[0].rstrip(".! ")
         fix = "give each argument a type hint, and the docstring a line for each under `Args:`"

@@ -156,11 +156,19 @@ def test_arguments_are_made_from_the_schema():
         "place": {"type": "string"},
         "count": {"type": "integer"},
         "parts": {"type": "array", "items": {"type": "number"}},
+        "span": {"type": "object", "properties": {"stop": {"const": 2}}, "required": ["stop"]},
         "left_out": {"type": "boolean"},
     }
-    parameters = {"properties": properties, "required": ["unit", "place", "count", "parts"]}
+    needed = ["unit", "place", "count", "parts", "span"]
+    parameters = {"properties": properties, "required": needed}
     arguments = example_arguments({"function": {"name": "f", "parameters": parameters}})
-    assert arguments == {"unit": "mm", "place": "1", "count": 1, "parts": [1.0]}
+    assert arguments == {
+        "unit": "mm",
+        "place": "1",
+        "count": 1,
+        "parts": [1.0],
+        "span": {"stop": 2},
+    }
 
 
 def test_a_tool_that_refuses_made_up_arguments_is_only_noted():
