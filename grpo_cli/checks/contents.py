@@ -324,7 +324,7 @@ def _check_split(
     found += collect(partial(check_image_columns, dataset.prompt.images, known, names.split))
     # Of reasoning-gym only the columns are known, and no row.
     if extracts and sample:
-        found += collect(lambda: rows.extend(_number(keep_rows(dataset, sample, names))))
+        found += collect(lambda: rows.extend(_number(list(keep_rows(dataset, sample, names)))))
     found = found or collect(partial(_try_prompts, dataset, rows, names))
     problems += found or [
         *check_left_out(dataset, sample, rows, names),

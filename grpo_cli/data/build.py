@@ -2,56 +2,38 @@
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import pyarrow
-from datasets import (
-    Dataset,
-    DatasetInfo,
-    Features,
-    IterableDataset,
-    List,
-    disable_progress_bars,
-)
+from datasets import Dataset, IterableDataset, disable_progress_bars
 
-from grpo_cli.data.columns import drop_reserved, keep_rows
-from grpo_cli.data.decoding import RgbImage
+from grpo_cli.data.columns import RESERVED, keep_rows
 from grpo_cli.data.images import check_image_columns, name_images, read_images
 from grpo_cli.data.mixing import SOURCE, Draw, count_draws, draw_rows, naming_source
 from grpo_cli.data.prompts import Prompt, Renderer, resolve_style
 from grpo_cli.data.rows import Row, RowNames, canonical_json, columns_of
 from grpo_cli.data.scored import GroupReport, drop_single, make_groups, report_groups
-from grpo_cli.data.sources import hold_out, identify, read_rows
+from grpo_cli.data.sources import IDENTIFYING, hold_out, identify, read_rows
+from grpo_cli.data.table import RowTable
 from grpo_cli.errors import recipe_error
 from grpo_cli.recipe.dataset import (
     IMAGES,
     FilesDataset,
     MixtureDataset,
-    ReasoningGymDataset,
     ScoredDataset,
     SingleDataset,
 )
 from grpo_cli.recipe.recipe import Recipe
+from grpo_cli.units import spread
 
 CountTokens = Callable[..., int]
 """Tokens of a prompt, which comes first, with its `images`."""
-_IMAGES_TYPE = pyarrow.list_(pyarrow.struct({"bytes": pyarrow.binary(), "path": pyarrow.string()}))
-
-
-@dataclass(frozen=True)
-class EncodedRows:
-    """Rows as an Arrow table, and what had to be changed."""
-
-    table: Any
-    """`pyarrow.Table`."""
-    json_columns: tuple[str, ...]
-    """Columns whose values are JSON texts."""
-    text_columns: tuple[str, ...]
-    """Columns of mixed scalars, now all text."""
+_TOKENS_COUNTED = 4096
+"""Prompts whose tokens are counted, spread evenly over the rows, if no length is too long."""
 
 
 @dataclass(frozen=True)
@@ -78,12 +60,8 @@ class DataReport:
     """Rows of both splits in which a pattern with `on_no_match: drop` found nothing."""
     dropped_columns: tuple[str, ...]
     """Columns not passed on because TRL or `grpo` uses their names."""
-    json_columns: tuple[str, ...]
-    """Columns passed on as JSON texts."""
-    text_columns: tuple[str, ...]
-    """Columns of mixed scalars, passed on as texts."""
     prompt_tokens: PromptTokens | None
-    """None if tokens could not be counted."""
+    """None if tokens could not be counted; of many rows without `max_prompt_length`, those of a sample."""
     exact_duplicates_between_splits: int
     """Evaluation rows whose prompt is also a training prompt."""
     fingerprint: str
@@ -119,12 +97,14 @@ class BuiltData:
 class _Split:
     """One split while it is built."""
 
-    rows: list[Row]
+    rows: RowTable
     names: RowNames
     no_match: int = 0
     too_long: int = 0
+    single: int = 0
+    """Prompts of scored data with a single response, which are left out."""
     tokens: list[int] = field(default_factory=list)
-    """Of the rows kept."""
+    """Of the rows kept, or of a sample of them."""
     dropped_columns: frozenset[str] = frozenset()
 
 
@@ -149,18 +129,20 @@ def build_datasets(
         SetupError: The hub cannot be reached.
     """
     dataset = recipe.dataset
-    trains, helds, json_columns = [], [], set[str]()
+    trains: list[_Split] = []
+    helds: list[_Split] = []
     for place, source in enumerate(dataset.parts):
         with naming_source(place, source.source_name):
             train, held, groups = _read_splits(recipe, source, has_chat_template, count_tokens)
         trains.append(train)
-        helds.append(held or _Split([], RowNames("evaluation")))
-        json_columns |= _metadata_columns(source, train.rows)
+        helds.append(held or _Split(RowTable(), RowNames("evaluation")))
     _number_rows(trains, helds)
-    rows = [row for split in (*trains, *helds) for row in split.rows]
-    check_one_style(rows, SOURCE if dataset.shares else None)
-    encoded = encode_rows(rows, frozenset(json_columns))
-    table, kept = _as_dataset(encoded.table), sum(len(split.rows) for split in trains)
+    rows = RowTable()
+    for split in (*trains, *helds):
+        rows.extend(split.rows)
+    if not _have_one_style(rows):
+        check_one_style(rows, SOURCE if dataset.shares else None)
+    table, kept = rows.as_dataset(), sum(len(split.rows) for split in trains)
     train_places: Sequence[int] = range(kept)
     held_places: Sequence[int] = range(kept, len(rows))
     if isinstance(dataset, MixtureDataset):
@@ -170,7 +152,7 @@ def build_datasets(
     data = BuiltData(
         table.select(train_places),
         table.select(held_places) if held_places else None,
-        replace(_report(trains, helds if held_places else [], encoded), groups=groups),
+        replace(_report(trains, helds if held_places else []), groups=groups),
     )
     if isinstance(dataset, MixtureDataset):
         shares = {
@@ -192,11 +174,7 @@ def _number_rows(trains: list[_Split], helds: list[_Split]) -> None:
     """Give rows of different sources different numbers."""
     first = 0
     for splits in zip(trains, helds, strict=True):
-        rows = [row for split in splits for row in split.rows]
-        highest = max(row["row_id"] for row in rows)
-        for row in rows:
-            row["row_id"] += first
-        first += highest + 1
+        first += max(split.rows.renumber("row_id", first) for split in splits) + 1
 
 
 def _order_mixture(
@@ -209,18 +187,9 @@ def _order_mixture(
     shuffle = recipe.training.extras.get("shuffle_dataset", True)
     order = draw_rows(sizes, ratios, recipe.seed, shuffle=shuffle)
     # So that the first held-out rows, which `evaluation.limit` keeps, are of all sources.
-    held = [len(split.rows) for split in helds if split.rows]
+    held = [len(split.rows) for split in helds if len(split.rows)]
     spread = draw_rows(held, held, seed=0, shuffle=False)
     return _places(sizes, 0, order), _places(held, sum(sizes), spread)
-
-
-def _as_dataset(table: Any) -> Dataset:
-    """Return the rows of a `pyarrow.Table`; images are decoded when a row is read."""
-    if IMAGES not in table.column_names:
-        return Dataset(table)
-    features = Features.from_arrow_schema(table.schema)
-    features[IMAGES] = List(RgbImage())
-    return Dataset(table, DatasetInfo(features=features))
 
 
 def _places(sizes: Sequence[int], first: int, draws: Iterable[Draw]) -> list[int]:
@@ -241,23 +210,19 @@ def _read_splits(
     renderer = Renderer(
         dataset.prompt, style, may_be_empty=bool(recipe.environment), in_parts=has_images
     )
-    source = read_rows(dataset, recipe.seed)
+    source = read_rows(dataset, recipe.seed, RowTable.once)
 
     train = _make_split(dataset, renderer, source.train, source.train_names, has_images)
     held, groups = None, None
     if source.eval is not None:
         held = _make_split(dataset, renderer, source.eval, source.eval_names, has_images)
-    if isinstance(dataset, ScoredDataset):
-        total = len(train.rows)
-        for split in filter(None, (train, held)):
-            split.rows = drop_single(split.rows, split.names.split)
-        single = total - len(train.rows)
     if dataset.eval_fraction:
-        prompts = [identify(row) for row in train.rows]
-        train.rows, chosen = hold_out(train.rows, prompts, dataset.eval_fraction, dataset.eval_seed)
-        held = _Split(chosen[: dataset.eval_limit], RowNames("evaluation"))
+        prompts = [hash(identify(row)) for row in train.rows.named(IDENTIFYING)]
+        places = range(len(prompts))
+        _, chosen = hold_out(places, prompts, dataset.eval_fraction, dataset.eval_seed)
+        held = _Split(train.rows.divide(chosen)[: dataset.eval_limit], RowNames("evaluation"))
     if isinstance(dataset, ScoredDataset):
-        groups = report_groups(train.rows, single)
+        groups = report_groups(list(train.rows), train.single)
     elif dataset.eval_fraction:
         train.rows = train.rows[: dataset.limit]
     for split in filter(None, (train, held)):
@@ -268,71 +233,94 @@ def _read_splits(
 def _make_split(
     dataset: SingleDataset,
     renderer: Renderer,
-    rows: list[Row],
+    rows: Sequence[Row],
     names: RowNames,
     has_images: bool,
 ) -> _Split:
     """Apply columns, render prompts, find images and leave out reserved names."""
+    total, columns = len(rows), columns_of(rows)
     kept = make_rows(dataset, renderer, rows, names)
-    no_match = len(rows) - len(kept)
-    if not kept:
-        message = f"no {names.split} row is left: a pattern found nothing in all {no_match} of them"
-        raise recipe_error(message, "correct its regex", "dataset.columns")
     if isinstance(dataset, ScoredDataset):
-        places = [(place, row) for place, row, _ in kept]
-        prompts = [prompt for _, _, prompt in kept]
-        return _Split(make_groups(dataset, places, prompts, names), names, no_match)
+        listed = list(kept)
+        places = [(place, row) for place, row, _ in listed]
+        made = make_groups(dataset, places, [prompt for _, _, prompt in listed], names)
+        compared = drop_single(made, names.split) if made else []
+        table, count = RowTable.of(compared), len(listed)
+        split = _Split(table, names, total - count, single=len(made) - len(compared))
+    else:
+        reserved = RESERVED.intersection(columns) - {*dataset.prompt.images}
+        table = RowTable.of(_finish_rows(dataset, kept, names, reserved, has_images))
+        split = _Split(table, names, total - len(table), dropped_columns=reserved)
+    if not len(table):
+        message = f"no {names.split} row is left: a pattern found nothing in all {total} of them"
+        raise recipe_error(message, "correct its regex", "dataset.columns")
+    return split
+
+
+def _finish_rows(
+    dataset: SingleDataset,
+    kept: Iterable[tuple[int, Row, Prompt]],
+    names: RowNames,
+    reserved: frozenset[str],
+    has_images: bool,
+) -> Iterator[Row]:
+    """Yield rows as they are trained on."""
     columns = dataset.prompt.images
-    check_image_columns(columns, kept[0][1], names.split)
-    own = {"prompt", *columns}
-    clean, dropped = drop_reserved(
-        [{key: row[key] for key in row if key not in own} for _, row, _ in kept]
-    )
-    ready = [
-        {"prompt": prompt, "row_id": place, **row}
-        for (place, _, prompt), row in zip(kept, clean, strict=True)
-    ]
-    if has_images:
-        for made, (place, row, _) in zip(ready, kept, strict=True):
+    left_out = {"prompt", *columns, *reserved}
+    for number, (place, row, prompt) in enumerate(kept):
+        if number == 0:
+            check_image_columns(columns, row, names.split)
+        made: Row = {"prompt": prompt, "row_id": place}
+        made.update((name, value) for name, value in row.items() if name not in left_out)
+        if has_images:
             made[IMAGES] = read_images(row, columns, names(place), names.folder(place))
-    return _Split(ready, names, no_match, dropped_columns=dropped)
+        yield made
 
 
 def make_rows(
-    dataset: SingleDataset, renderer: Renderer, rows: list[Row], names: RowNames
-) -> list[tuple[int, Row, Prompt]]:
-    """Return the place, all columns and the prompt of each row that no pattern drops.
+    dataset: SingleDataset, renderer: Renderer, rows: Sequence[Row], names: RowNames
+) -> Iterator[tuple[int, Row, Prompt]]:
+    """Yield the place, all columns and the prompt of each row that no pattern drops.
 
     Raises:
         RecipeError: A pattern or a template fails on a row.
     """
-    kept = keep_rows(dataset, rows, names)
-    return [(place, row, renderer.render(row, names(place))) for place, row in kept]
+    for place, row in keep_rows(dataset, rows, names):
+        yield place, row, renderer.render(row, names(place))
 
 
 def _drop_long(split: _Split, longest: int | None, count_tokens: CountTokens | None) -> None:
     if count_tokens is None:
         return
+    rows: Iterable[Row] = split.rows.named(("prompt", IMAGES))
+    if longest is None and len(split.rows) > _TOKENS_COUNTED:
+        rows = split.rows.pick(spread(len(split.rows), _TOKENS_COUNTED))
     counts = [
         count_tokens(row["prompt"], images=row[IMAGES])
-        if IMAGES in row
+        if row.get(IMAGES) is not None
         else count_tokens(row["prompt"])
-        for row in split.rows
+        for row in rows
     ]
-    kept = [at for at, count in enumerate(counts) if longest is None or count <= longest]
-    if not kept:
+    split.tokens = [count for count in counts if longest is None or count <= longest]
+    if not split.tokens:
         message = (
             f"no {split.names.split} row is left: the shortest of {len(counts)} prompts has {min(counts)} "
             f"tokens, over the limit of {longest}"
         )
         fix = f"raise it to {max(counts)} to keep every row"
         raise recipe_error(message, fix, "dataset.max_prompt_length")
-    split.rows = [split.rows[at] for at in kept]
-    split.tokens = [counts[at] for at in kept]
-    split.too_long = len(counts) - len(kept)
+    split.too_long = len(counts) - len(split.tokens)
+    if longest is not None and split.too_long:
+        split.rows.divide(place for place, count in enumerate(counts) if count > longest)
 
 
-def check_one_style(rows: list[Row], named_by: str | None = None) -> None:
+def _have_one_style(rows: RowTable) -> bool:
+    """Return whether the type of the column tells that prompts are of one kind."""
+    kinds = rows.types("prompt")
+    return all(map(pyarrow.types.is_string, kinds)) or all(map(pyarrow.types.is_list, kinds))
+
+
+def check_one_style(rows: Sequence[Row], named_by: str | None = None) -> None:
     """Refuse prompts of both kinds: TRL looks only at the first one to tell messages from text.
 
     Raises:
@@ -342,22 +330,16 @@ def check_one_style(rows: list[Row], named_by: str | None = None) -> None:
     def name(row: Row) -> str:
         return f"source `{row[named_by]}`" if named_by else f"row {row['row_id'] + 1}"
 
-    is_text = isinstance(rows[0]["prompt"], str)
+    first = rows[0]
+    is_text = isinstance(first["prompt"], str)
     for row in rows:
         if isinstance(row["prompt"], str) is not is_text:
             message = (
-                f"{name(row)} has a prompt of another kind than {name(rows[0])}: some are plain text and some "
+                f"{name(row)} has a prompt of another kind than {name(first)}: some are plain text and some "
                 "are messages"
             )
             fix = "make all of them messages, or set dataset.prompt.style: chat"
             raise recipe_error(message, fix, "dataset.prompt")
-
-
-def _metadata_columns(dataset: SingleDataset, rows: list[Row]) -> frozenset[str]:
-    """Return the columns of dicts of reasoning-gym: their keys differ from row to row."""
-    if not isinstance(dataset, ReasoningGymDataset):
-        return frozenset()
-    return frozenset(name for name in rows[0] if isinstance(rows[0][name], dict))
 
 
 def _report_stream(dataset: SingleDataset, report: DataReport) -> DataReport:
@@ -368,24 +350,29 @@ def _report_stream(dataset: SingleDataset, report: DataReport) -> DataReport:
     return replace(report, train_rows=None, fingerprint=fingerprint)
 
 
-def _report(trains: list[_Split], helds: list[_Split], encoded: EncodedRows) -> DataReport:
+def _report(trains: list[_Split], helds: list[_Split]) -> DataReport:
     """Return the report on the splits of all sources."""
     splits = [*trains, *helds]
-    prompts = {identify(row) for train in trains for row in train.rows}
-    held_out = [row for held in helds for row in held.rows]
-    repeated = [row for row in held_out if identify(row) in prompts]
+    held_out = [identify(row) for held in helds for row in held.rows.named(IDENTIFYING)]
+    asked = {*held_out}
+    asked &= {
+        identify(row)
+        for train in (trains if asked else ())
+        for row in train.rows.named(IDENTIFYING)
+        if identify(row) in asked
+    }
     return DataReport(
         train_rows=sum(len(train.rows) for train in trains),
         eval_rows=len(held_out) if helds else None,
         dropped_too_long=sum(split.too_long for split in splits),
         dropped_no_match=sum(split.no_match for split in splits),
         dropped_columns=tuple(sorted(set().union(*(split.dropped_columns for split in splits)))),
-        json_columns=encoded.json_columns,
-        text_columns=encoded.text_columns,
         prompt_tokens=_percentiles([count for split in splits for count in split.tokens]),
-        exact_duplicates_between_splits=len(repeated),
+        exact_duplicates_between_splits=sum(map(asked.__contains__, held_out)),
         fingerprint=_fingerprint(splits),
-        plain_text=all(isinstance(row["prompt"], str) for each in trains for row in each.rows),
+        plain_text=all(
+            pyarrow.types.is_string(kind) for each in trains for kind in each.rows.types("prompt")
+        ),
     )
 
 
@@ -408,43 +395,6 @@ def _fingerprint(splits: list[_Split]) -> str:
     return digest.hexdigest()
 
 
-def encode_rows(rows: list[Row], always_json: frozenset[str] = frozenset()) -> EncodedRows:
-    """Put rows into an Arrow table.
-
-    A column that holds lists or dicts becomes JSON text if Arrow would not give the same values
-    back (it fills missing keys with None); a column that mixes scalars becomes text. Prompts stay
-    messages: they become Arrow's JSON, which is read back when a row is.
-
-    Args:
-        rows: Rows of all splits together, so that the splits share their types.
-        always_json: Columns whose dicts become JSON text in any case.
-    """
-    arrays: dict[str, Any] = {}
-    as_json: list[str] = []
-    as_text: list[str] = []
-    for name in columns_of(rows):
-        values = [row.get(name) for row in rows]
-        if name == IMAGES:
-            arrays[name] = pyarrow.array(values, _IMAGES_TYPE)
-            continue
-        nested = any(isinstance(value, dict | list | tuple) for value in values)
-        array = None if name in always_json and nested else _as_array(values, nested)
-        if array is None and name == "prompt":
-            array = _as_text_array(name, values, nested).cast(pyarrow.json_())
-        if array is None:
-            (as_json if nested else as_text).append(name)
-            array = _as_text_array(name, values, nested)
-        arrays[name] = array
-    return EncodedRows(pyarrow.table(arrays), tuple(as_json), tuple(as_text))
-
-
-def as_text(value: Any, *, nested: bool) -> str | None:
-    """Return a value of a column that is passed on as text, or as JSON if it is `nested`."""
-    if value is None:
-        return None
-    return canonical_json(value, sort_keys=False) if nested else str(value)
-
-
 def check_characters(row: Row, where: str) -> None:
     """Refuse half a character, which no tokenizer reads.
 
@@ -456,21 +406,3 @@ def check_characters(row: Row, where: str) -> None:
     except UnicodeEncodeError as error:
         message = f"{where} holds half a character (a lone surrogate): {error.reason}"
         raise recipe_error(message, "correct the text in the data", "dataset") from error
-
-
-def _as_text_array(name: str, values: list[Any], nested: bool) -> Any:
-    try:
-        texts = [as_text(value, nested=nested) for value in values]
-        return pyarrow.array(texts, pyarrow.string())
-    except UnicodeEncodeError as error:
-        message = f"the column `{name}` holds half a character (a lone surrogate): {error.reason}"
-        raise recipe_error(message, "correct the text in the data", "dataset") from error
-
-
-def _as_array(values: list[Any], nested: bool) -> Any:
-    """Return the values as an Arrow array; None if it would refuse or alter them."""
-    try:
-        array = pyarrow.array(values)
-    except (pyarrow.ArrowException, OverflowError, TypeError, UnicodeEncodeError):
-        return None
-    return array if not nested or array.to_pylist() == values else None

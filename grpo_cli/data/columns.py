@@ -2,10 +2,20 @@
 
 import re
 import signal
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from grpo_cli.data.mixing import SOURCE
-from grpo_cli.data.rows import Row, RowNames, columns_of, read_column, show, show_names, suggest
+from grpo_cli.data.rows import (
+    Row,
+    RowNames,
+    blocks_of,
+    columns_of,
+    read_column,
+    show,
+    show_names,
+    suggest,
+)
 from grpo_cli.errors import RecipeError, recipe_error
 from grpo_cli.issues import Issue
 from grpo_cli.recipe.dataset import ColumnConfig, SingleDataset
@@ -23,60 +33,93 @@ LIMIT_S = 2
 """Seconds of computing that a pattern may take for one row."""
 
 
-def extract_columns(
-    rows: Sequence[Row], columns: Mapping[str, ColumnConfig], names: RowNames
-) -> list[Row | None]:
-    """Add the recipe's columns to the rows; the columns they come from stay.
+class ColumnExtractor:
+    """Adds the recipe's columns to the rows of a split, block by block; the columns they come from stay."""
 
-    Args:
-        rows: The source rows.
-        columns: New name → source column and pattern.
-        names: Their names in messages.
+    def __init__(
+        self, columns: Mapping[str, ColumnConfig], available: Iterable[str], names: RowNames
+    ) -> None:
+        """Check the columns.
 
-    Returns:
-        The rows with the new columns; None for each row dropped because a pattern was not found.
+        Args:
+            columns: New name → source column and pattern.
+            available: The columns of all rows.
+            names: The rows' names in messages.
 
-    Raises:
-        RecipeError: With a problem for each column that cannot be made.
-    """
-    patterns = check_columns(columns, columns_of(rows), names.split)
-    values = {
-        name: _extract(rows, name, column, patterns.get(name), names)
-        for name, column in columns.items()
-    }
-    missed = {
-        name: {place for place, value in enumerate(values[name]) if value is None}
-        for name in patterns
-    }
-    dropping = (missed[name] for name in patterns if columns[name].on_no_match == "drop")
-    dropped: set[int] = set().union(*dropping)
-    problems = []
-    for name in patterns:
-        if left := sorted(missed[name] - dropped):
-            column, first = columns[name], read_column(rows[left[0]], columns[name].from_)
+        Raises:
+            RecipeError: With a problem for each column that cannot be made.
+        """
+        self._columns, self._names = columns, names
+        self._patterns = check_columns(columns, available, names.split)
+        self._misses: dict[str, tuple[int, str]] = {}
+        """New column → how many rows its pattern does not match, and the first of them."""
+
+    def extract(self, rows: Sequence[Row], first: int = 0) -> list[Row | None]:
+        """Return rows with the new columns; None for each in which a pattern was not found.
+
+        Args:
+            rows: The rows.
+            first: The place of the first one in the split.
+        """
+        names = replace(self._names, first=self._names.first + first)
+        values = {
+            name: _extract(rows, name, column, self._patterns.get(name), names)
+            for name, column in self._columns.items()
+        }
+        missed = {
+            name: {place for place, value in enumerate(values[name]) if value is None}
+            for name in self._patterns
+        }
+        skipped: set[int] = set().union(*missed.values())
+        dropped: set[int] = set().union(
+            *(missed[name] for name in missed if self._columns[name].on_no_match == "drop")
+        )
+        for name in self._patterns:
+            if left := sorted(missed[name] - dropped):
+                shown = show(read_column(rows[left[0]], self._columns[name].from_))
+                count, where = self._misses.get(name, (0, f"{names(left[0])}: {shown}"))
+                self._misses[name] = count + len(left), where
+        return [
+            None if place in skipped else {**row, **{name: values[name][place] for name in values}}
+            for place, row in enumerate(rows)
+        ]
+
+    def finish(self, total: int) -> None:
+        """Refuse patterns that must match every row and did not; `total` is the number of rows.
+
+        Raises:
+            RecipeError: With a problem for each of them.
+        """
+        problems = []
+        for name, (count, where) in self._misses.items():
+            column, fix = self._columns[name], "correct the pattern"
             message = (
-                f"{show(column.regex)} finds nothing in `{column.from_}` of {len(left)} of {len(rows)} "
-                f"{names.split} rows; the first is {names(left[0])}: {show(first)}"
+                f"{show(column.regex)} finds nothing in `{column.from_}` of {count} of {total} "
+                f"{self._names.split} rows; the first is {where}"
             )
-            fix = "correct the pattern"
-            if len(left) < len(rows):
+            if count < total:
                 fix += ", or drop such rows with on_no_match: drop"
             problems.append(Issue(message, fix, f"dataset.columns.{name}.regex"))
-    if problems:
-        raise RecipeError(problems)
-    return [
-        None if place in dropped else {**row, **{name: values[name][place] for name in columns}}
-        for place, row in enumerate(rows)
-    ]
+        if problems:
+            raise RecipeError(problems)
 
 
 def keep_rows(
     dataset: SingleDataset, rows: Sequence[Row], names: RowNames
-) -> list[tuple[int, Row]]:
-    """Return the place and all columns of each row that no pattern drops; raises as `extract_columns`."""
+) -> Iterator[tuple[int, Row]]:
+    """Yield the place and all columns of each row that no pattern drops.
+
+    Raises:
+        RecipeError: With a problem for each column that cannot be made; of patterns that miss rows, at the end.
+    """
     added = {SOURCE: dataset.source_name} if dataset.source_name else {}
-    made = extract_columns(rows, dataset.columns, names)
-    return [(place, {**row, **added}) for place, row in enumerate(made) if row is not None]
+    extractor = ColumnExtractor(dataset.columns, columns_of(rows), names)
+    total = len(rows)
+    for first, block in blocks_of(rows):
+        for place, row in enumerate(extractor.extract(block, first), first):
+            if row is not None:
+                yield place, {**row, **added}
+    extractor.finish(total)
 
 
 def check_columns(
@@ -124,14 +167,6 @@ def check_columns(
     if problems:
         raise RecipeError(problems)
     return patterns
-
-
-def drop_reserved(rows: Sequence[Row]) -> tuple[list[Row], frozenset[str]]:
-    """Leave out the rows' own columns with reserved names; return the rows and those names."""
-    reserved = RESERVED.intersection(columns_of(rows))
-    if not reserved:
-        return list(rows), reserved
-    return [{name: row[name] for name in row if name not in reserved} for row in rows], reserved
 
 
 def _extract(

@@ -24,6 +24,7 @@ PREVIEW_ROWS = 1024
 """Rows of a file that a check parses."""
 _CONSTANTS = {"Infinity": math.inf, "-Infinity": -math.inf}
 """What is no JSON and Python reads all the same; `NaN`, by which pandas writes an empty cell, is None."""
+_DECODER = json.JSONDecoder(parse_constant=_CONSTANTS.get)
 ENDINGS = ".json, .jsonl, .csv or .parquet (the first three also with .gz)"
 
 
@@ -151,7 +152,7 @@ def _read_jsonl(file: RowFile) -> Iterator[Row]:
             if line.isspace():
                 continue
             try:
-                value = json.loads(line, parse_constant=_CONSTANTS.get)
+                value = _DECODER.decode(line)
             except (ValueError, RecursionError) as error:
                 message = f"line {number} is not JSON ({error}): {show(line.strip())}"
                 fix = "write one whole JSON object a line"

@@ -1,6 +1,6 @@
 """Datasets of the hub: read whole or streamed, and what is said if they cannot be."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -9,6 +9,8 @@ from typing import Any, NoReturn
 from grpo_cli.data.rows import Row
 from grpo_cli.errors import SetupError, recipe_error
 from grpo_cli.recipe.dataset import HubDataset, HubSource
+
+_BATCH_ROWS = 1000
 
 
 def check_id(path: str) -> None:
@@ -22,8 +24,13 @@ def check_id(path: str) -> None:
         raise recipe_error(f"{path} is a file", fix, "dataset.path")
 
 
-def load_split(dataset: HubDataset, key: str, limit: int | None) -> list[Row]:
-    """Return one split, or its first rows.
+def load_split(
+    dataset: HubDataset,
+    key: str,
+    limit: int | None,
+    gather: Callable[[Iterable[Row]], Sequence[Row]] = list,
+) -> Sequence[Row]:
+    """Return one split, or its first rows, as the sequence that `gather` makes of them.
 
     Raises:
         RecipeError: There is no such configuration or split.
@@ -31,11 +38,11 @@ def load_split(dataset: HubDataset, key: str, limit: int | None) -> list[Row]:
     """
     if dataset.streams:
         # What is not streamed is downloaded whole, with all splits.
-        rows = list(islice(iterate_split(dataset, key), limit))
+        rows = gather(islice(iterate_split(dataset, key), limit))
     else:
         with _explaining(dataset, key):
             loaded = _open_split(dataset, key)
-        rows = loaded.select(range(min(limit or len(loaded), len(loaded)))).to_list()
+        rows = gather(islice(_as_stored(loaded), limit))
     if not rows:
         seen = f"split `{getattr(dataset, key)}` of {dataset.path} is empty"
         raise recipe_error(seen, "choose another", f"dataset.{key}")
@@ -51,6 +58,12 @@ def iterate_split(dataset: HubDataset, key: str) -> Iterator[Row]:
     """
     with _explaining(dataset, key):
         yield from _open_split(dataset, key, streaming=True)
+
+
+def _as_stored(loaded: Any) -> Iterator[Row]:
+    """Yield the rows of a `Dataset`; images are not decoded."""
+    for first in range(0, len(loaded), _BATCH_ROWS):
+        yield from loaded.select(range(first, min(first + _BATCH_ROWS, len(loaded)))).to_list()
 
 
 def _open_split(dataset: HubDataset, key: str, **options: Any) -> Any:

@@ -1,7 +1,7 @@
 """A row, its name in messages, and how messages show its values."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,11 +49,21 @@ class RowNames:
 
 def columns_of(rows: Iterable[Row]) -> list[str]:
     """Return the union of the rows' columns, in the order in which they first appear."""
+    if (stored := getattr(rows, "column_names", None)) is not None:
+        return list(stored)
     names: dict[str, None] = {}
     for row in rows:
         if row.keys() - names.keys():
             names.update(dict.fromkeys(row))
     return list(names)
+
+
+def blocks_of(rows: Sequence[Row]) -> Iterator[tuple[int, Sequence[Row]]]:
+    """Yield rows block by block, each with the place of its first row; a list is one block."""
+    first = 0
+    for block in rows.blocks() if hasattr(rows, "blocks") else (rows,):
+        yield first, block
+        first += len(block)
 
 
 def read_column(row: Row, name: str) -> Any:
@@ -65,8 +75,10 @@ def read_column(row: Row, name: str) -> Any:
     return read_column(inner, rest) if isinstance(inner, dict) else None
 
 
-def fill_missing(rows: list[Row]) -> list[Row]:
+def fill_missing(rows: Sequence[Row]) -> Sequence[Row]:
     """Give every row every column; None if it has no value."""
+    if hasattr(rows, "column_names"):
+        return rows
     names = columns_of(rows)
     width = len(names)
     empty = dict.fromkeys(names)
@@ -98,7 +110,12 @@ def suggest(name: str, valid: Iterable[str], otherwise: str) -> str:
 
 def canonical_json(value: Any, *, sort_keys: bool = True) -> str:
     """Return JSON without optional spaces; what JSON has no form for is written as text."""
-    separators = (",", ":")
-    return json.dumps(
-        value, sort_keys=sort_keys, separators=separators, ensure_ascii=False, default=str
+    return _ENCODERS[sort_keys].encode(value)
+
+
+_ENCODERS = {
+    sort_keys: json.JSONEncoder(
+        sort_keys=sort_keys, separators=(",", ":"), ensure_ascii=False, default=str
     )
+    for sort_keys in (True, False)
+}

@@ -111,7 +111,7 @@ def look_at_groups(dataset: ScoredDataset, rows: Sequence[Row], names: RowNames)
             has several responses.
     """
     renderer = Renderer(dataset.prompt, "text" if dataset.prompt.style == "text" else "chat")
-    kept = keep_rows(dataset, rows, names)
+    kept = list(keep_rows(dataset, rows, names))
     prompts = [renderer.render(row, names(place)) for place, row in kept]
     groups = make_groups(dataset, kept, prompts, names)
     compared = drop_single(groups, names.split)

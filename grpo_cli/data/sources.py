@@ -1,7 +1,7 @@
 """Rows from files, the recipe itself, reasoning-gym or the hub; which are trained on and which are held out."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -33,6 +33,8 @@ from grpo_cli.recipe.dataset import (
 from grpo_cli.units import count_noun
 
 T = TypeVar("T")
+IDENTIFYING = ("prompt", "seed", IMAGES)
+"""The columns that `identify` reads."""
 SAMPLE_ROWS = 20
 
 
@@ -40,8 +42,8 @@ SAMPLE_ROWS = 20
 class SourceRows:
     """The rows of both splits, every row with every column of its split."""
 
-    train: list[Row]
-    eval: list[Row] | None
+    train: Sequence[Row]
+    eval: Sequence[Row] | None
     """None if nothing is held out."""
     train_names: RowNames
     """Their names in messages."""
@@ -96,7 +98,9 @@ class Preview:
     """Of a mixture, the training rows of each source."""
 
 
-def read_rows(dataset: SingleDataset, seed: int) -> SourceRows:
+def read_rows(
+    dataset: SingleDataset, seed: int, gather: Callable[[Iterable[Row]], Sequence[Row]] = list
+) -> SourceRows:
     """Read the rows a recipe names and divide them.
 
     With `eval_fraction` all rows are read, for `hold_out` to divide. Of streamed data the first training rows
@@ -105,6 +109,7 @@ def read_rows(dataset: SingleDataset, seed: int) -> SourceRows:
     Args:
         dataset: The section of the recipe; its paths are absolute or relative to the working directory.
         seed: Draws the training rows of reasoning-gym.
+        gather: Makes a sequence of rows that are read one by one; it may store them as it likes.
 
     Raises:
         RecipeError: A file, row or setting cannot be used.
@@ -114,11 +119,14 @@ def read_rows(dataset: SingleDataset, seed: int) -> SourceRows:
     limit = None if dataset.eval_fraction else dataset.rows_read
     plain = dataset.source if isinstance(dataset, ScoredDataset) else dataset
     names: list[RowNames] = [RowNames("training"), RowNames("evaluation")]
+    train: Sequence[Row]
+    held: Sequence[Row] | None = None
     if isinstance(plain, FilesDataset):
-        train, names[0] = _read_files(plain.train, "train", "training", limit)
-        held = None
+        train, names[0] = _read_files(plain.train, "train", "training", limit, gather)
         if plain.eval is not None:
-            held, names[1] = _read_files(plain.eval, "eval", "evaluation", dataset.eval_limit)
+            held, names[1] = _read_files(
+                plain.eval, "eval", "evaluation", dataset.eval_limit, gather
+            )
     elif isinstance(plain, InlineDataset):
         train, held = _inline_rows(plain)
     elif isinstance(plain, ReasoningGymDataset):
@@ -126,8 +134,9 @@ def read_rows(dataset: SingleDataset, seed: int) -> SourceRows:
     elif isinstance(plain, EnvironmentDataset):
         train, held = _seed_rows(plain, seed)
     else:
-        train = load_split(plain, "split", limit)
-        held = load_split(plain, "eval_split", dataset.eval_limit) if plain.eval_split else None
+        train = load_split(plain, "split", limit, gather)
+        if plain.eval_split:
+            held = load_split(plain, "eval_split", dataset.eval_limit, gather)
     held = None if held is None else fill_missing(held[: dataset.eval_limit])
     return SourceRows(fill_missing(train[:limit]), held, *names)
 
@@ -291,7 +300,7 @@ def _preview_stream(dataset: FilesDataset) -> SplitPreview:
     return _preview_list(*_read_files(dataset.train, "train", "training", dataset.rows_read))
 
 
-def _preview_list(rows: list[Row], names: RowNames) -> SplitPreview:
+def _preview_list(rows: Sequence[Row], names: RowNames) -> SplitPreview:
     return SplitPreview(frozenset(columns_of(rows)), len(rows), tuple(rows), names)
 
 
@@ -339,11 +348,12 @@ def identify(row: Row) -> str:
     """Return what makes two rows ask the same: prompt and images; the seed does where an environment asks."""
     is_empty = row["prompt"][-1:] == [{"role": "user", "content": ""}]
     asked = [row["prompt"], row.get("seed") if is_empty else None]
-    return canonical_json([*asked, name_images(row[IMAGES])] if IMAGES in row else asked)
+    images = row.get(IMAGES)
+    return canonical_json(asked if images is None else [*asked, name_images(images)])
 
 
 def hold_out(
-    rows: list[T], prompts: Sequence[str], fraction: float, seed: int
+    rows: Sequence[T], prompts: Sequence[Hashable], fraction: float, seed: int
 ) -> tuple[list[T], list[T]]:
     """Divide rows into those to train on and those held out, both in order.
 
@@ -356,7 +366,7 @@ def hold_out(
     Raises:
         RecipeError: There are fewer than two prompts.
     """
-    places: dict[str, list[int]] = {}
+    places: dict[Hashable, list[int]] = {}
     for place, prompt in enumerate(prompts):
         places.setdefault(prompt, []).append(place)
     groups = list(places.values())
@@ -390,18 +400,24 @@ def check_held_out(dataset: SingleDataset) -> None:
 
 
 def _read_files(
-    paths: tuple[str, ...], key: str, split: str, limit: int | None
-) -> tuple[list[Row], RowNames]:
-    rows: list[Row] = []
-    counts: list[tuple[Path, int]] = []
-    for file in find_files(paths, f"dataset.{key}"):
-        left = None if limit is None else limit - len(rows)
-        if left == 0:
-            break
-        read = list(islice(iterate_rows(file), left))
-        rows += read
-        counts.append((file.path, len(read)))
-    return rows, RowNames(split, tuple(counts))
+    paths: tuple[str, ...],
+    key: str,
+    split: str,
+    limit: int | None,
+    gather: Callable[[Iterable[Row]], Sequence[Row]] = list,
+) -> tuple[Sequence[Row], RowNames]:
+    files = find_files(paths, f"dataset.{key}")
+    counts = [0] * len(files)
+
+    def read() -> Iterator[Row]:
+        for place, file in enumerate(files):
+            for row in iterate_rows(file):
+                counts[place] += 1
+                yield row
+
+    rows = gather(islice(read(), limit))
+    paths_read = [file.path for file in files]
+    return rows, RowNames(split, tuple(zip(paths_read, counts, strict=True)))
 
 
 def _inline_rows(dataset: InlineDataset) -> tuple[list[Row], list[Row] | None]:

@@ -2,15 +2,13 @@
 
 import random
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from collections.abc import Iterable, Iterator
 from itertools import count, islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from grpo_cli.data.build import (
     BuiltData,
     CountTokens,
-    as_text,
     check_characters,
     check_one_style,
     make_rows,
@@ -69,9 +67,7 @@ class _Rows:
         names = data.train.column_names
         sources = (column.from_.partition(".")[0] for column in dataset.columns.values())
         self._empty = dict.fromkeys([*names, *sources])
-        self._encode: dict[str, Callable[[Any], Any]] = dict.fromkeys(names, lambda value: value)
-        for names, nested in ((data.report.json_columns, True), (data.report.text_columns, False)):
-            self._encode |= dict.fromkeys(names, partial(as_text, nested=nested))
+        self._names = names
         self._first = data.train[0]
 
     def __iter__(self) -> Iterator[Row]:
@@ -94,7 +90,7 @@ class _Rows:
             made |= {"prompt": prompt, "row_id": row_id}
             check_characters(made, names(0))
             check_one_style([self._first, made])
-            yield {name: encode(made.get(name)) for name, encode in self._encode.items()}
+            yield {name: made.get(name) for name in self._names}
 
 
 def _read(dataset: FilesDataset | HubDataset) -> Iterator[tuple[RowNames, Row]]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from transformers.utils.logging import disable_progress_bar
 
+from grpo_cli.data.decoding import list_rows
 from grpo_cli.environments.player import open_player, sample_episodes
 from grpo_cli.eval.request import EvalRequest, Subject
 from grpo_cli.fast.completions import Completion, Images, all_eos_token_ids, sample_completions
@@ -108,7 +109,7 @@ def _open_player(
             with open_draw(seed=seed) as draw:
                 return sample_episodes(
                     player,
-                    rows.to_list(),
+                    list_rows(rows),
                     draw,
                     samples_per_prompt=request.samples,
                     batch_size=size,

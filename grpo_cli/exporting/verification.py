@@ -22,6 +22,7 @@ import torch
 from transformers import AutoProcessor, AutoTokenizer
 
 from grpo_cli.data.build import build_datasets
+from grpo_cli.data.decoding import list_rows
 from grpo_cli.data.images import fill_images
 from grpo_cli.data.sources import has_eval
 from grpo_cli.environments.player import open_player
@@ -178,7 +179,7 @@ def _read_prompts(request: ExportRequest, processing: Any) -> Asked:
         return Asked(list(rows["prompt"]), images if recipe.has_images else None)
     # What an environment says first belongs to the prompt: without it, that may be empty.
     with open_player(recipe, processing) as player:
-        episodes = player.begin(rows.to_list())
+        episodes = player.begin(list_rows(rows))
         player.close(episodes)
     images = [episode.images for episode in episodes]
     return Asked([episode.prompt for episode in episodes], images if recipe.has_images else None)

@@ -12,6 +12,7 @@ from transformers.utils.logging import disable_progress_bar
 from trl.trainer import add_fused_lm_head
 
 from grpo_cli.checks.settings import read_setting, settle_fast
+from grpo_cli.data.decoding import list_rows
 from grpo_cli.environments.player import open_player, sample_episodes
 from grpo_cli.errors import GrpoError, RunError
 from grpo_cli.fast.completions import (
@@ -81,7 +82,7 @@ def run_model(
         GrpoError: The model cannot be loaded.
     """
     disable_progress_bar()
-    model, tokenizer, rows = None, tokenizer_of(processing_class), data.to_list()
+    model, tokenizer, rows = None, tokenizer_of(processing_class), list_rows(data)
     images = None
     if recipe.has_images:
         own = data[IMAGES] if IMAGES in data.column_names else [[] for _ in rows]

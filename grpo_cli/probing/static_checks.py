@@ -160,6 +160,8 @@ def _check_rows(session: "Session") -> Iterator[Issue]:
 
 def _check_conditions(session: "Session") -> Iterator[Issue]:
     """Find tools and environments whose `when` holds for no row."""
+    from grpo_cli.data.decoding import list_rows
+
     train = session.data.train
     for section in ("tools", "environment"):
         for index, config in enumerate(getattr(session.recipe, section)):
@@ -167,9 +169,9 @@ def _check_conditions(session: "Session") -> Iterator[Issue]:
                 continue
             condition = Condition(config.when)
             rows = train.select_columns(sorted(condition.columns() & {*train.column_names}))
-            if not find_rows(config.when, rows.to_list()):
+            if not find_rows(config.when, list_rows(rows)):
                 path = f"{section}.{index}.when"
-                yield unmet_condition(condition, rows.to_dict(), len(train), path)
+                yield unmet_condition(condition, rows[:], len(train), path)
 
 
 def _check_samples(session: "Session") -> Iterator[Issue]:
@@ -221,6 +223,7 @@ def _check_scored(session: "Session") -> Iterator[Issue]:
 
 
 def _check_prompts(session: "Session") -> None:
+    from grpo_cli.data.decoding import list_rows
     from grpo_cli.fast.completions import declared_eos_token_ids
     from grpo_cli.models.loading import load_generation_config
 
@@ -232,8 +235,8 @@ def _check_prompts(session: "Session") -> None:
     if not chosen:
         return
     if recipe.environment:
-        rows = train.select(places[:_EPISODE_ROWS]).to_list()
-        found = try_instances(recipe, rows)
+        first = list_rows(train.select(places[:_EPISODE_ROWS]))
+        found = try_instances(recipe, first)
         session.add(replace(each, subject="episodes") for each in found if each.level != "note")
     sample = prompts.PromptSample(
         rendered[0][:_SHOWN_LENGTH], tuple(lengths), tuple(places), len(train)
@@ -292,6 +295,7 @@ def _read_prompts(
 
     All are empty if episodes cannot begin, which is a finding.
     """
+    from grpo_cli.data.decoding import list_rows
     from grpo_cli.environments.player import open_player
     from grpo_cli.fast.prompts import count_row_tokens
 
@@ -310,7 +314,7 @@ def _read_prompts(
         session.failing("episodes", path),
         open_player(session.recipe, session.processing_class) as player,
     ):
-        episodes = player.begin(rows.to_list())
+        episodes = player.begin(list_rows(rows))
         player.close(episodes)
     ids = [each.prompt_ids for each in episodes]
     return [each.prompt for each in episodes], list(map(tokenizer.decode, ids)), list(map(len, ids))

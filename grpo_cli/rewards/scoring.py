@@ -362,8 +362,8 @@ def _inputs(batch: Batch, row: int) -> list[str]:
 def reward_columns(rows: Any, rewards: Sequence[Reward]) -> dict[str, list[Any]]:
     """Return the columns of a `Dataset` as rewards get them; images decoded, if a reward may look at them."""
     if IMAGES not in rows.column_names:
-        return dict(rows.to_dict())
-    columns = dict(rows.remove_columns([IMAGES]).to_dict())
+        return dict(rows[:])
+    columns = dict(rows.remove_columns([IMAGES])[:])
     if any(reward.params.reads_images() for reward in rewards):
         columns[IMAGES] = list(rows[IMAGES])
     return columns

@@ -12,6 +12,7 @@ from datasets import Dataset
 
 from grpo_cli.analysis.samples import ScoredCompletion, score_samples
 from grpo_cli.data.build import build_datasets
+from grpo_cli.data.decoding import list_rows
 from grpo_cli.data.prompts import render_template
 from grpo_cli.environments.episode import Sampled, is_clipped
 from grpo_cli.environments.player import Player, sample_episodes
@@ -21,7 +22,7 @@ from grpo_cli.fast.prompts import count_prompt_tokens, encode_answer, encode_pro
 from grpo_cli.models.loading import load_config
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.recipe.warmup import WarmupConfig
-from grpo_cli.rewards.scoring import Reward
+from grpo_cli.rewards.scoring import Reward, reward_columns
 from grpo_cli.runs.files import write_text
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.training.checkpoints import states_kept
@@ -85,7 +86,7 @@ def write_examples(
         RunError: An answer is too long, or an episode does not fit the answers.
     """
     templates, examples = section_of(session.recipe).answer or (), []
-    for number, row in enumerate(rows.to_list()):
+    for number, row in enumerate(list_rows(rows)):
         where = f"row {row['row_id'] + 1}"
         texts = [render_template(text, row, where, _ANSWER) for text in templates]
         answers = [encode_answer(tokenizer, text) for text in texts]
@@ -211,7 +212,8 @@ def _sample_share(
         return [], []
     sampled = _sample(session, model, tokenizer, shard, player)
     with states_kept(rewards):
-        scored = score_samples(rewards, shard.to_dict(), sampled, session.recipe.seed + rank)
+        columns = reward_columns(shard, rewards)
+        scored = score_samples(rewards, columns, sampled, session.recipe.seed + rank)
     flat = [completion for group in sampled for completion in group]
     best = []
     for place, total in _find_best(scored):
@@ -272,7 +274,7 @@ def _sample(
     with open_sampler(model, tokenizer, batch_size=size, **shared) as draw:
         return sample_episodes(
             player,
-            rows.to_list(),
+            list_rows(rows),
             draw,
             samples_per_prompt=count,
             batch_size=size,

@@ -20,6 +20,7 @@ from grpo_cli.analysis.samples import (
     group_by_row,
     score_samples,
 )
+from grpo_cli.data.decoding import list_rows
 from grpo_cli.data.mixing import SOURCE
 from grpo_cli.data.rows import canonical_json
 from grpo_cli.environments.player import Player, sample_episodes
@@ -201,12 +202,12 @@ class Measurer:
                 stop_strings=self.session.recipe.generation.reading["stop_strings"],
                 processor=self.processor,
             ) as draw:
-                played = play(rows.to_list(), draw, batch_size=evaluation.batch_size)
+                played = play(list_rows(rows), draw, batch_size=evaluation.batch_size)
             return [group * repeats for group in played]
         vllm.sync_weights()
         # Each process plays equally many.
         share = math.ceil(len(self.rows) / self.session.processes.num_processes)
-        padded = [*rows.to_list(), *[self.rows[0]] * (share - len(rows))]
+        padded = [*list_rows(rows), *[self.rows[0]] * (share - len(rows))]
         with sampling_state(model, None, seed):
             played = play(
                 padded,
@@ -241,7 +242,7 @@ class Measurer:
         # Environments ask by other columns than the prompt, such as `seed`.
         own = self.session.recipe.environment
         rows = self.rows.select_columns([each for each in self.rows.column_names if each != IMAGES])
-        asked = rows.to_list() if own else list(rows["prompt"])
+        asked = list_rows(rows) if own else list(rows["prompt"])
         held_out = canonical_json(asked).encode("utf-8", "surrogatepass")
         rewards = [reward.name for reward in self.rewards]
         return {

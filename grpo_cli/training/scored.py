@@ -220,5 +220,5 @@ def write_answers(session: Session, model: Any, tokenizer: Any, rows: Dataset) -
         **session.sampling_settings(),
         seed=session.recipe.seed,
     )
-    scored = score_samples((), shown.select_columns(["prompt", "row_id"]).to_dict(), sampled)
+    scored = score_samples((), shown.select_columns(["prompt", "row_id"])[:], sampled)
     session.write_samples("answers", scored)

@@ -1,11 +1,16 @@
 import json
+from datetime import date, datetime
+from decimal import Decimal
 
 import pytest
 
 pytest.importorskip("datasets")
 
-from grpo_cli.data.build import build_datasets, encode_rows
+from grpo_cli.data.build import build_datasets
+from grpo_cli.data.decoding import ExactValue, list_rows
 from grpo_cli.data.sources import preview
+from grpo_cli.data.table import RowTable
+from grpo_cli.data.tasks import draw_rows
 from grpo_cli.errors import RecipeError
 
 ROWS = [{"q": "one"}, {"q": "two two"}, {"q": "three three three"}]
@@ -156,8 +161,7 @@ def test_messages_that_differ_in_their_keys_stay_messages(recipe) -> None:
     prompts = [[asked, call, {"role": "tool", "content": "3", "name": "add"}], [asked]]
     built = build(recipe(kind="inline", rows=[{"prompt": each} for each in prompts]))
     assert [row["prompt"] for row in built.train] == prompts
-    assert built.train.to_dict()["prompt"] == prompts
-    assert built.report.json_columns == ()
+    assert built.train[:]["prompt"] == prompts
 
 
 def test_a_failing_row_is_named_by_its_place_in_the_source(recipe) -> None:
@@ -183,14 +187,14 @@ def test_both_splits_share_their_types(recipe) -> None:
     assert built.eval[0]["n"] is None
 
 
-def test_reasoning_gym_metadata_is_json(recipe) -> None:
+def test_reasoning_gym_metadata_stays_as_drawn(recipe) -> None:
     pytest.importorskip("reasoning_gym")
-    made = recipe(
-        kind="reasoning_gym", task="chain_sum", size=3, eval_size=2, prompt={"user": "{{question}}"}
-    )
+    keys = {"kind": "reasoning_gym", "task": "graph_color", "size": 3, "eval_size": 2}
+    made = recipe(**keys, prompt={"user": "{{question}}"})
+    drawn, held = draw_rows(made.dataset, 1)
     built = build(made)
-    assert built.report.json_columns == ("metadata",)
-    assert json.loads(built.eval[0]["metadata"])["source_dataset"] == "chain_sum"
+    for data, rows in ((built.train, drawn), (built.eval, held)):
+        assert repr([row["metadata"] for row in data]) == repr([row["metadata"] for row in rows])
 
 
 def test_the_fingerprint_tells_data_apart(recipe) -> None:
@@ -213,31 +217,78 @@ def test_the_report_is_json(recipe) -> None:
     assert plain == report.as_json()
 
 
+VALUES = {
+    "a text among numbers": [3, 4, 0, "none"],
+    "kinds of numbers": [1, 2.0, True, 2**80, -0.0, 0.1 + 0.2, None],
+    "keys that differ": [{"args": {"room": "hall"}}, {"args": {"song": 1}}, {"args": {}}, {}],
+    "absent and empty": [{"a": None}, {"b": None, "a": 1}, None, {"a": []}],
+    "order of keys": [{"a": 1, "b": 2}, {"b": 2, "a": 1}],
+    "lists": [["a", 1], [], [[1], [2.5]], [None], [{"x": 1}, {"y": [True]}]],
+    "odd texts": ["1", 1, "[1]", '{"a": 1}', "null", ""],
+    "numbers that are none": [float("inf"), "inf", float("-inf")],
+    "dates": [date(2020, 1, 2), "2020-01-02", {"on": [datetime(2020, 1, 2, 3)]}],
+    "other types": [(1, (2,)), {1: "a", (2, 3): "b"}, {"s": {"x"}}, Decimal("1.10"), b"\xff"],
+}
+
+
+@pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
+@pytest.mark.parametrize("size", [1, 100])
+def test_values_come_back_as_they_were(values, size) -> None:
+    # In blocks of one row, a column begins as one type and becomes another.
+    table = RowTable()
+    for first in range(0, len(values), size):
+        table.add([{"c": value} for value in values[first : first + size]])
+    expected = repr(values)
+    assert repr([row["c"] for row in table]) == expected
+    data = table.as_dataset()
+    assert repr([row["c"] for row in data]) == expected
+    assert repr(data[:]["c"]) == expected
+    assert repr([row["c"] for row in list_rows(data)]) == expected
+    backwards = data.select(range(len(data) - 1, -1, -1))
+    assert repr(backwards["c"][:]) == repr(values[::-1])
+
+
 @pytest.mark.parametrize(
-    ("values", "expected"),
+    "values",
     [
-        ([{"a": 1}, {"a": 2}, None], "kept"),
-        ([["a"], ["b", "c"], []], "kept"),
-        ([1, 2.5, None], "kept"),
-        ([{"a": 1}, {"b": 2}], "json"),
-        ([["a"], [1]], "json"),
-        ([{"a": 1}, "text"], "json"),
-        (["a", 1], "text"),
-        ([True, 1], "text"),
-        ([2**80, 1], "text"),
+        [1, None, 2],
+        [1.5, None],
+        ["a", "b"],
+        [True, False],
+        [{"a": 1}, {"a": 2}, None],
+        [["a"], ["b", "c"], []],
+        [date(2020, 1, 2), None],
     ],
 )
-def test_arrow_gets_values_it_gives_back(values, expected) -> None:
-    encoded = encode_rows([{"c": value} for value in values])
-    column = encoded.table["c"].to_pylist()
-    assert encoded.json_columns == (("c",) if expected == "json" else ())
-    assert encoded.text_columns == (("c",) if expected == "text" else ())
-    if expected == "kept":
-        assert column == values
-    elif expected == "json":
-        assert [json.loads(text) for text in column] == values
-    else:
-        assert column == [str(value) for value in values]
+def test_what_arrow_holds_exactly_stays_plain(values) -> None:
+    data = RowTable.of({"c": value} for value in values).as_dataset()
+    assert not isinstance(data.features["c"], ExactValue)
+    assert [row["c"] for row in data] == values
+
+
+def test_a_reward_changes_its_own_copy(recipe) -> None:
+    rows = [{"q": "a", "spec": {"x": [1]}}, {"q": "b", "spec": {"y": 2}}]
+    train = build(recipe(kind="inline", rows=rows, prompt=PROMPT)).train
+    train[0]["spec"]["x"].append(2)
+    assert [row["spec"] for row in train] == [row["spec"] for row in rows]
+
+
+def test_half_a_character_is_refused(recipe) -> None:
+    for value in ("\ud800", [1, {"a": "\ud800"}]):
+        rows = [{"q": "a", "c": 1}, {"q": "b", "c": value}]
+        assert "the column `c`" in problem_of(recipe(kind="inline", rows=rows, prompt=PROMPT)).seen
+
+
+def test_rows_are_divided_and_picked_over_blocks() -> None:
+    table = RowTable()
+    for first in range(0, 12, 3):
+        table.add([{"n": number} for number in range(first, first + 3)])
+    assert [row["n"] for row in table.pick([0, 4, 5, 11])] == [0, 4, 5, 11]
+    assert [row["n"] for row in table[2:7]] == [2, 3, 4, 5, 6]
+    taken = table.divide([1, 3, 4, 5])
+    assert [row["n"] for row in taken] == [1, 3, 4, 5]
+    assert [row["n"] for row in table] == [0, 2, 6, 7, 8, 9, 10, 11]
+    assert (len(table), table[-1]) == (8, {"n": 11})
 
 
 def test_gsm8k_is_built_whole(recipe, gsm8k) -> None:

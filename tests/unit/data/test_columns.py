@@ -1,8 +1,9 @@
 import json
+from types import SimpleNamespace
 
 import pytest
 
-from grpo_cli.data.columns import RESERVED, drop_reserved, extract_columns
+from grpo_cli.data.columns import RESERVED, keep_rows
 from grpo_cli.data.rows import RowNames
 from grpo_cli.errors import RecipeError
 from grpo_cli.recipe.dataset import ColumnConfig
@@ -12,7 +13,8 @@ ROWS = [{"q": "a", "solution": "long #### 1"}, {"q": "b", "solution": "longer ##
 
 def apply_columns(rows, columns, split="training"):
     """The rows that were kept, and how many were not."""
-    kept = [row for row in extract_columns(rows, columns, RowNames(split)) if row is not None]
+    dataset = SimpleNamespace(columns=columns, source_name=None)
+    kept = [row for _, row in keep_rows(dataset, rows, RowNames(split))]
     return kept, len(rows) - len(kept)
 
 
@@ -116,12 +118,6 @@ def test_all_problems_are_reported_at_once() -> None:
         "dataset.columns.b.regex",
         "dataset.columns.completions",
     }
-
-
-def test_reserved_columns_of_the_rows_are_left_out() -> None:
-    rows, names = drop_reserved([{"q": 1, "completion": 2}, {"q": 3, "images": []}])
-    assert rows == [{"q": 1}, {"q": 3}]
-    assert names == {"completion", "images"}
 
 
 def test_trl_passes_the_reserved_names_itself() -> None:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from grpo_cli.data.columns import extract_columns
+from grpo_cli.data.columns import keep_rows
 from grpo_cli.data.sources import held_out_count, hold_out, read_rows
 from grpo_cli.errors import RecipeError, SetupError
 
@@ -176,5 +176,5 @@ def test_messages_count_rows_from_1_and_name_their_file(section, tmp_path) -> No
     source = read_rows(dataset, 0)
     assert source.train_names(0) == "row 1 of a.jsonl"
     with pytest.raises(RecipeError, match=r"the first is row 2 of b\.jsonl: 'no digit'"):
-        extract_columns(source.train, dataset.columns, source.train_names)
+        list(keep_rows(dataset, source.train, source.train_names))
     assert read_rows(section(kind="inline", rows=[{"a": 1}]), 0).train_names(0) == "training row 1"

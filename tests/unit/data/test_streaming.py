@@ -49,15 +49,15 @@ def test_every_pass_has_the_rows_of_data_that_is_read_whole(recipe, files, tmp_p
     keys |= {"max_prompt_length": 5, "limit": 18}
     whole, _ = build(recipe(**keys))
     data, stream = build(recipe(**keys, streaming={"buffer_size": 5}))
-    assert data.train.to_list() == whole.train.to_list()
-    assert data.eval.to_list() == whole.eval.to_list()
+    assert list(data.train) == list(whole.train)
+    assert list(data.eval) == list(whole.eval)
     assert (whole.report.train_rows, data.report.train_rows) == (14, None)
     passes = list(islice(stream, 42))
     assert passes == list(islice(stream, 42))
     passes = [passes[first : first + 14] for first in (0, 14, 28)]
     assert len({tuple(row["row_id"] for row in each) for each in passes}) == 3
     for each in passes:
-        assert sorted(each, key=lambda row: row["row_id"]) == whole.train.to_list()
+        assert sorted(each, key=lambda row: row["row_id"]) == list(whole.train)
 
 
 def test_a_shuffled_row_comes_at_most_a_buffer_early() -> None:
@@ -125,7 +125,7 @@ def test_hub_datasets_are_streamed_with_their_held_out_rows(recipe, tmp_path, mo
     keys = {"kind": "hub", "path": str(folder), "eval_split": "test", "prompt": PROMPT}
     whole, _ = build(recipe(**keys))
     data, stream = build(recipe(**keys, streaming=True))
-    assert data.eval.to_list() == whole.eval.to_list()
+    assert list(data.eval) == list(whole.eval)
     rows = sorted(islice(stream, 30), key=lambda row: row["row_id"])
     assert rows == whole.train.to_list()
 
