@@ -32,7 +32,7 @@ def watch(
     from grpo_cli.runs.selection import find_run
 
     folder = find_run(runs, run).main
-    follower, console = Follower(folder), stdout()
+    follower, console = Follower(folder, skims=not as_json), stdout()
     if not as_json:
         stderr().print(f"run folder: {folder.path}")
     # Elsewhere than on a terminal, the last 20 records are printed first.

@@ -293,6 +293,15 @@ def _no_prompt(row: Row, where: str) -> RecipeError:
 
 
 @lru_cache(maxsize=64)
+def _plain_pieces(text: str) -> list[str]:
+    """Return texts and names of columns in turn if a template only prints columns; otherwise nothing."""
+    # Jinja takes marks of white space, and drops a line break at the end.
+    if not is_plain(text) or "{{-" in text or "-}}" in text or "\r" in text or text.endswith("\n"):
+        return []
+    return _PLAIN_COLUMN.split(text)
+
+
+@lru_cache(maxsize=64)
 def _compile(text: str) -> "Template":
     return environment().from_string(text)
 
@@ -309,6 +318,10 @@ def render_template(text: str, row: Row, where: str, path: str) -> str:
     Raises:
         RecipeError: The template fails on the row.
     """
+    pieces = _plain_pieces(text)
+    if pieces and all(isinstance(row.get(name), str) for name in pieces[1::2]):
+        # As Jinja would, in a tenth of the time, which counts with millions of rows.
+        return "".join([row[each] if place % 2 else each for place, each in enumerate(pieces)])
     try:
         return _compile(text).render(row)
     except Exception as error:  # templates are a user's code: they raise anything

@@ -124,8 +124,12 @@ class RowTable(Sequence[Row]):
     def __getitem__(self, place: int | slice) -> "Row | RowTable":
         if isinstance(place, int):
             start = range(len(self))[place]
-            return next(iter(self[start : start + 1]))
+            (row,) = RowTable(self._cut(start, start + 1), self._names)
+            return row
         start, stop, _ = place.indices(len(self))
+        return RowTable(self._cut(start, stop), self._names, self.read_once)
+
+    def _cut(self, start: int, stop: int) -> list[dict[str, Any]]:
         blocks, first = [], 0
         for block in self._blocks:
             size = _length(block)
@@ -133,7 +137,7 @@ class RowTable(Sequence[Row]):
             if low < high:
                 blocks.append({name: each[low:high] for name, each in block.items()})
             first += size
-        return RowTable(blocks, dict(self._names))
+        return blocks
 
     def divide(self, taken: Iterable[int]) -> "RowTable":
         """Take the rows at some places out of this table; return them, in order."""

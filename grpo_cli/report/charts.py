@@ -19,6 +19,8 @@ _RUNTIME = re.compile(r"eval_[^/]+/runtime")
 """Seconds of held-out sets, which the table of time adds up."""
 _OF_SET = re.compile(r"eval_([^/]+)/(.+)")
 """Metrics of the sets of `evaluation.during`, and some of TRL's own evaluation."""
+_MOST_POINTS = 10_000
+"""Points of a line."""
 _OPEN = ("Reward", "Evaluation during training", "Signal", "Stability")
 """Headings whose charts are not folded away."""
 
@@ -164,7 +166,19 @@ def _read_points(run: RunReport, name: str) -> Sequence[Point]:
     """Return a metric's records; of a held-out set also those before and after training."""
     if (match := _OF_SET.fullmatch(name)) and (series := run.held_out_sets.get(match[1])):
         return list(series.values(match[2]).items())
-    return run.series.get(name, [])
+    return thin(run.series.get(name, ()))
+
+
+def thin(points: Sequence[Point]) -> Sequence[Point]:
+    """Return a line's points; of more than can be drawn, the lowest and the highest of equal stretches."""
+    if len(points) <= _MOST_POINTS:
+        return points
+    size, thinned = 2 * len(points) // _MOST_POINTS + 1, []
+    for first in range(0, len(points), size):
+        stretch = [point for point in points[first : first + size] if point[1] is not None]
+        by_value = sorted(stretch, key=lambda point: point[1] or 0.0)
+        thinned += sorted({*by_value[:1], *by_value[-1:]})
+    return thinned
 
 
 def _bands(run: RunReport, name: str) -> Iterator[dict[str, float]]:

@@ -129,7 +129,7 @@ def _compare_settings(recipes: Sequence[Recipe]) -> dict[str, tuple[Any, ...]]:
 def find_trends(run: Run) -> dict[str, Trend]:
     """Return the trend of each main metric that was logged: `reward`, `rewards/NAME`, and `_METRICS`."""
     series = run.series
-    points_of = {"reward": series.get("reward", [])}
+    points_of: dict[str, Sequence[Point]] = {"reward": series.get("reward", ())}
     points_of |= {
         name.removesuffix("/mean"): points
         for name, points in series.items()

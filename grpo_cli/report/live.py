@@ -39,10 +39,11 @@ class Follower:
     Args:
         folder: The run's.
         from_now: Whether what is there already is not new: an earlier attempt has shown it.
+        skims: Whether of large metrics only the beginning, the end, and records spread between them are read.
     """
 
-    def __init__(self, folder: RunFolder, *, from_now: bool = False) -> None:
-        self.run = RunReport(folder)
+    def __init__(self, folder: RunFolder, *, from_now: bool = False, skims: bool = True) -> None:
+        self.run = RunReport(folder, skims=skims)
         self.symptoms: dict[str, Symptom] = {}
         """The newest of each rule."""
         self._metrics: Metrics | None = None
@@ -110,7 +111,7 @@ class Follower:
 
     def fresh_symptoms(self) -> list[Symptom]:
         """Return the symptoms that the last records showed, the newest first."""
-        newest = self.run.steps[-_RECENT:]
+        newest = self.run.metrics.steps[-_RECENT:]
         since = newest[0]["step"] if newest else 0
         fresh = [each for each in self.symptoms.values() if each.step >= since]
         return sorted(fresh, key=lambda each: each.step, reverse=True)
@@ -213,7 +214,7 @@ class PlainView(ProgressView):
         step = record.get("step")
         if record.get("event") != "train" or not isinstance(step, int):
             return format_event(record, self._follower.temperature)
-        is_newest = step == self._follower.run.steps[-1]["step"]
+        is_newest = step == self._follower.run.metrics.steps[-1]["step"]
         left_s = self._follower.seconds_left() if is_newest else None
         return format_step(read_numbers(record), left_s)
 

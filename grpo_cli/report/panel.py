@@ -89,8 +89,8 @@ class PanelView:
     def _draw(self, console: Console, width: int, height: int) -> list[Text]:
         follower, run = self._follower, self._follower.run
         lines = [_draw_progress(follower, width)]
-        if run.steps:
-            lines += _draw_metrics(run.steps, width, roomy=console.size.height >= _ROOMY)
+        if steps := run.metrics.steps:
+            lines += _draw_metrics(steps, width, roomy=console.size.height >= _ROOMY)
         last = [_draw_symptom(each) for each in follower.fresh_symptoms()[:_SYMPTOMS]]
         if self.notice:
             last.append(Text(self.notice, style="yellow"))

@@ -37,10 +37,13 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n")
 
 
+_DECODER = json.JSONDecoder(parse_constant=lambda _: None)
+
+
 def parse_json(text: str | bytes) -> Any:
     """Parse JSON; NaN and infinities become None. Raises `ValueError` for anything else."""
     try:
-        return json.loads(text, parse_constant=lambda _: None)
+        return _DECODER.decode(text if isinstance(text, str) else text.decode())
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 

@@ -3,12 +3,14 @@
 import json
 import os
 import time
-from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from math import nan
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, overload
 
 from grpo_cli.runs.files import SCHEMA_VERSION, finite, parse_json
 
@@ -34,7 +36,15 @@ Step = dict[str, Any]
 """The numbers of one logged training step: `step`, `time`, `total_steps` and TRL's metrics."""
 _FINGERPRINT_BYTES = 256
 """Records bear their time, so no two of a run's files have the same bytes at the same place."""
+_SKIMMED_BYTES = 2**24
+"""A file of so many bytes is large."""
+_END_BYTES, _BETWEEN = 2**21, 1000
+"""Bytes at its start and at its end that are read, and lines in between."""
+_MOST_STEPS, _NEWEST_STEPS = 8192, 1024
+"""Training steps that are kept with all their numbers, and the newest of them, which are never left out."""
 _NOT_METRICS = frozenset({"time", "step", "total_steps"})
+_HUGE = 1e300
+_NUMBERS = (float, int, type(None))
 _REWARD_PREFIX, _MEAN = "rewards/", "/mean"
 
 
@@ -70,12 +80,15 @@ class RecordTail:
     again; `rewinds` counts that.
     """
 
-    def __init__(self, path: Path, *, last_bytes: int | None = None) -> None:
+    def __init__(self, path: Path, *, last_bytes: int | None = None, skims: bool = False) -> None:
         """Begin at the start of the file.
 
         Args:
+            path: The file.
             last_bytes: Begin so many bytes before the end instead, if the file is too large to read whole.
+            skims: Whether of a large file only the beginning, the end, and lines spread between them are read.
         """
+        self._skims = skims
         self.path = path
         self.rewinds = 0
         self._last_bytes = last_bytes
@@ -90,13 +103,36 @@ class RecordTail:
         try:
             with self.path.open("rb") as file:
                 self._seek(file)
-                data = file.read()
+                yield from parse_records(self._read_lines(file))
         except (FileNotFoundError, NotADirectoryError):
             return
-        complete = data[: data.rfind(b"\n") + 1]
-        self._offset += len(complete)
-        self._seen = (self._seen + complete)[-_FINGERPRINT_BYTES:]
-        yield from parse_records(complete.splitlines())
+
+    def _read_lines(self, file: BinaryIO) -> Iterator[bytes]:
+        """Yield the complete lines that follow; of a large file that is skimmed, some of them."""
+        if self._skims and self._offset == 0:
+            yield from self._skim(file)
+        for line in file:
+            if not line.endswith(b"\n"):
+                return
+            self._offset += len(line)
+            self._seen = (self._seen + line)[-_FINGERPRINT_BYTES:]
+            yield line
+
+    def _skim(self, file: BinaryIO) -> Iterator[bytes]:
+        """Yield the lines at the start of a large file and some in between; go to where its end begins."""
+        size = file.seek(0, os.SEEK_END)
+        file.seek(0)
+        if size < _SKIMMED_BYTES:
+            return
+        yield from file.readlines(_END_BYTES)
+        first, last = file.tell(), size - _END_BYTES
+        for number in range(_BETWEEN):
+            file.seek(first + (last - first) * number // _BETWEEN)
+            file.readline()
+            yield file.readline()
+        file.seek(last)
+        self._seen = file.readline()[-_FINGERPRINT_BYTES:]
+        self._offset = file.tell()
 
     def _seek(self, file: BinaryIO) -> None:
         """Go to where reading ended, or to the start if this is another file now."""
@@ -111,15 +147,60 @@ class RecordTail:
         file.seek(self._offset)
 
 
+class Series(Sequence[Point]):
+    """The steps and values of a metric, 16 bytes for each; a value that is no finite number is None."""
+
+    def __init__(self, points: Iterable[Point] = ()) -> None:
+        self.steps = array("q")
+        self._values = array("d")
+        for step, value in points:
+            self.append(step, value)
+
+    def append(self, step: int, value: float | None) -> None:
+        """Add a point."""
+        self.steps.append(step)
+        self._values.append(value if value is not None and -_HUGE < value < _HUGE else nan)
+
+    def pop(self) -> None:
+        """Remove the last point."""
+        self.steps.pop()
+        self._values.pop()
+
+    def numbers(self) -> list[float]:
+        """Return the values that are numbers, in order."""
+        return [value for value in self._values if value == value]
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    @overload
+    def __getitem__(self, place: int) -> Point: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[Point]: ...
+    def __getitem__(self, place: int | slice) -> Point | list[Point]:
+        if isinstance(place, int):
+            value = self._values[place]
+            return self.steps[place], value if value == value else None
+        values = (value if value == value else None for value in self._values[place])
+        return list(zip(self.steps[place], values, strict=True))
+
+    def __iter__(self) -> Iterator[Point]:
+        return iter(self[:])
+
+
 @dataclass
 class Metrics:
-    """The records of `metrics.jsonl`; grows record by record."""
+    """The records of `metrics.jsonl`; grows record by record, and keeps every value in little memory."""
 
     steps: list[Step] = field(default_factory=list)
-    """Each logged training step."""
+    """Logged training steps with all their numbers: the first of each attempt, the newest ones, and of many others
+    some, evenly spread."""
     attempt: int = 0
     """Index in `steps` at which the newest attempt begins."""
-    series: dict[str, list[Point]] = field(default_factory=dict)
+    series: dict[str, Series] = field(default_factory=dict)
     """Metric → its values in training and evaluation, in order; `warmup/loss` and `warmup/eval_loss` by the
     warm-up's own steps."""
     measured: dict[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -137,35 +218,51 @@ class Metrics:
             self.attempt = len(self.steps)
         elif event == "warmup":
             self._add_warmup(record)
-        if event not in ("train", "eval") or step is None:
+        if event not in ("train", "eval") or not isinstance(step, int):
             return
         numbers = read_numbers(record)
         self.step = step
         self.total_steps = numbers.get("total_steps") or self.total_steps
         for name, value in numbers.items():
-            if name not in _NOT_METRICS:
-                self.series.setdefault(name, []).append((step, value))
+            if name in _NOT_METRICS:
+                continue
+            if (series := self.series.get(name)) is None:
+                series = self.series[name] = Series()
+            series.append(step, value)
         if event == "train":
             self.steps.append(numbers)
+            if len(self.steps) > _MOST_STEPS:
+                self._thin_steps()
+
+    def _thin_steps(self) -> None:
+        """Leave out every second step between the first and the newest ones."""
+        end = len(self.steps) - _NEWEST_STEPS
+        places = [*range(0, end, 2), *range(end, len(self.steps))]
+        attempt = bisect_left(places, self.attempt)
+        if attempt == len(places) or places[attempt] != self.attempt:
+            places.insert(attempt, self.attempt)
+        self.steps = [self.steps[place] for place in places if place < len(self.steps)]
+        self.attempt = attempt
 
     def _add_warmup(self, record: Mapping[str, Any]) -> None:
         """Add the losses of a step of the warm-up; what an earlier attempt logged from there on is dropped."""
         numbers = read_numbers(record)
         for name in numbers.keys() & {"loss", "eval_loss"}:
-            points = self.series.setdefault(f"warmup/{name}", [])
+            points = self.series.setdefault(f"warmup/{name}", Series())
             step = record["warmup_step"]
-            while points and points[-1][0] >= step:
+            while points and points.steps[-1] >= step:
                 points.pop()
-            points.append((step, numbers[name]))
+            points.append(step, numbers[name])
 
     def values(self, metric: str) -> list[float]:
         """Return the values of a metric that are numbers, in order."""
-        return numbers_of(self.series.get(metric, ()))
+        series = self.series.get(metric)
+        return series.numbers() if series else []
 
     def window(self, metric: str, step: int, width: int) -> list[Point]:
         """Return the last `width` points of a metric at or before a step."""
-        points = self.series.get(metric, [])
-        end = bisect_right(points, step, key=lambda point: point[0])
+        points = self.series.get(metric, Series())
+        end = bisect_right(points.steps, step)
         return points[max(end - width, 0) : end]
 
 
@@ -191,13 +288,20 @@ def _has_reward(line: bytes) -> bool:
     return b'"event": "train"' in line and b'"reward": ' in line and b'"reward": null' not in line
 
 
+def is_step(record: Mapping[str, Any]) -> bool:
+    """Return whether a record is that of a training step."""
+    return record.get("event") == "train" and isinstance(record.get("step"), int)
+
+
 def read_numbers(record: Mapping[str, Any]) -> Step:
     """Return the numbers of a record; those that are not finite become None."""
-    return {
-        name: None if value is None else finite(value)
+    numbers = {
+        name: value if type(value) is not float or value - value == 0 else None
         for name, value in record.items()
-        if name != "schema_version" and (value is None or _is_number(value))
+        if type(value) in _NUMBERS
     }
+    numbers.pop("schema_version", None)
+    return numbers
 
 
 def read_rewards(record: Mapping[str, Any]) -> dict[str, float]:

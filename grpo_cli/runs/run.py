@@ -1,5 +1,6 @@
 """A run, read lazily from its folder."""
 
+from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cached_property
@@ -14,10 +15,12 @@ from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.metrics import (
     DURING,
     Metrics,
-    Point,
     RecordTail,
+    Series,
     Step,
     When,
+    is_step,
+    read_numbers,
     read_records,
 )
 from grpo_cli.runs.status import Life, Status, StatusFile, look_at_life
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
 
 _NEWEST_BYTES = 2**22
 """Read at the end of each file of completions, which may be large: enough for the newest group."""
+_NEWEST_RECORDS = 10_000
+"""The most new records that `refresh` returns of a run that is skimmed."""
 
 
 class Run:
@@ -38,14 +43,19 @@ class Run:
 
     Args:
         name: What to call it; `<name>/<timestamp>` by default.
+        skims: Whether of a large `metrics.jsonl` only the beginning, the end, and records spread between them
+            are read, as a view of a run in progress needs.
     """
 
-    def __init__(self, folder: RunFolder | Path | str, name: str | None = None) -> None:
+    def __init__(
+        self, folder: RunFolder | Path | str, name: str | None = None, *, skims: bool = False
+    ) -> None:
         self.folder = (
             folder if isinstance(folder, RunFolder) else RunFolder(Path(folder).absolute())
         )
         self.name = name or "/".join(self.folder.path.absolute().parts[-2:])
-        self._tail = RecordTail(self.folder.metrics)
+        self._tail = RecordTail(self.folder.metrics, skims=skims)
+        self._most_records = _NEWEST_RECORDS if skims else None
         self._samples: dict[str, list[dict[str, Any]]] = {}
         self._groups: dict[Path, RecordTail] = {}
         self._newest_group: dict[str, Any] | None = None
@@ -97,11 +107,12 @@ class Run:
 
     @property
     def steps(self) -> list[Step]:
-        """Each logged training step, by TRL's names of the metrics."""
-        return self.metrics.steps
+        """Each logged training step, by TRL's names of the metrics; read anew each time."""
+        records = RecordTail(self.folder.metrics).read_new()
+        return [read_numbers(each) for each in records if is_step(each)]
 
     @property
-    def series(self) -> dict[str, list[Point]]:
+    def series(self) -> dict[str, Series]:
         """Metric → the steps and values at which it was logged."""
         return self.metrics.series
 
@@ -193,13 +204,17 @@ class Run:
         # The status first: a record that was written before it is then never missed.
         self.status = StatusFile(self.folder.status).read()
         self.__dict__.pop("life", None)
-        rewinds = self._tail.rewinds
-        records = list(self._tail.read_new())
-        if self._tail.rewinds > rewinds or "metrics" not in self.__dict__:
-            self.metrics, self._newest_group = Metrics(), None
-        for record in records:
+        rewinds, is_new = self._tail.rewinds, "metrics" not in self.__dict__
+        records: deque[dict[str, Any]] = deque(maxlen=self._most_records)
+        for record in self._tail.read_new():
+            if is_new or (self._tail.rewinds > rewinds and not records):
+                self.metrics, self._newest_group, is_new = Metrics(), None, False
             self.metrics.add(record)
+            records.append(record)
+        if is_new or (self._tail.rewinds > rewinds and not records):
+            self.metrics, self._newest_group = Metrics(), None
+        listed = list(records)
         if self._tail.rewinds > rewinds:
-            resumed = [at for at, each in enumerate(records) if each.get("event") == "resume"]
-            return records[resumed[-1] :] if resumed else records
-        return records
+            resumed = [at for at, each in enumerate(listed) if each.get("event") == "resume"]
+            return listed[resumed[-1] :] if resumed else listed
+        return listed

@@ -215,7 +215,7 @@ def _read_reports(sweep: Sweep) -> dict[int, list[RunReport]]:
     reports = {
         cell.number: [RunReport(sweep.run_folder(run)) for run in cell.runs] for cell in sweep.cells
     }
-    return {cell: [each for each in runs if each.steps] for cell, runs in reports.items()}
+    return {cell: [each for each in runs if each.metrics.steps] for cell, runs in reports.items()}
 
 
 @dataclass

@@ -150,9 +150,9 @@ class History:
     lost_at: int | None = None
     """The step whose loss was NaN or infinite, and which ended the run before it was logged."""
 
-    def points(self, metric: str) -> list[Point]:
+    def points(self, metric: str) -> Sequence[Point]:
         """Return the steps and values at which a metric was logged."""
-        return self.metrics.series.get(metric, [])
+        return self.metrics.series.get(metric, ())
 
     def first(self, metric: str, width: int) -> list[float]:
         """Return the numbers among the first `width` values of a metric."""
