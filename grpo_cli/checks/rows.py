@@ -2,14 +2,18 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from os.path import basename
 from typing import Any
 
+from grpo_cli.checks.shared_rows import later_rows
+from grpo_cli.data.columns import keep_rows
 from grpo_cli.data.mixing import SOURCE
 from grpo_cli.data.prompts import SYSTEM, SYSTEM_ROLES, is_plain, template_columns
-from grpo_cli.data.rows import Row, RowNames, read_column, show_names
+from grpo_cli.data.rows import Row, RowNames, fill_missing, read_column, show_names
 from grpo_cli.data.sources import Preview, SplitPreview
 from grpo_cli.data.tasks import LEVEL
+from grpo_cli.errors import RecipeError
 from grpo_cli.issues import Issue, Level
 from grpo_cli.recipe.dataset import ReasoningGymDataset, SingleDataset
 from grpo_cli.recipe.loading import LoadedRecipe
@@ -108,6 +112,27 @@ def check_left_out(
             yield Issue(seen, "remove it, or those of the rows", SYSTEM, level="warning")
 
 
+def check_dropped(dataset: SingleDataset, split: SplitPreview | None) -> Iterator[Issue]:
+    """Count the rows that patterns drop, of those that were looked at."""
+    dropping = [key for key, each in dataset.columns.items() if each.on_no_match == "drop"]
+    if split is None or not dropping:
+        return
+    try:
+        kept = {place for place, _ in keep_rows(dataset, fill_missing(split.rows), split.names)}
+    except RecipeError:
+        return  # told of the first rows, or by the training
+    total = len(split.rows)
+    if 0 < (missed := total - len(kept)) < total / 2:
+        first = next(place for place in range(total) if place not in kept)
+        where = "" if total == split.count else "the first "
+        seen = (
+            f"finds nothing in {missed:,} of {where}{total:,} {split.names.split} rows, which are dropped; the "
+            f"first is {split.names(first)}"
+        )
+        fix = "correct the pattern, unless these rows have no answer"
+        yield Issue(seen, fix, f"dataset.columns.{dropping[0]}.regex", level="note")
+
+
 def _find_cut(regex: str, texts: Sequence[str]) -> tuple[str, str] | None:
     """Find a pattern that takes the mark of an answer, or a part of a number or of a pair of braces."""
     pattern = re.compile(regex)
@@ -152,12 +177,16 @@ def check_empty(
             column = dataset.columns.get(name)
             key = column.from_ if column else name
             known = enumerate(train.rows if key.partition(".")[0] in train.columns else ())
-            places = [place for place, row in known if read_column(row, key) in ("", None)]
-            every = len(places) == len(train.rows)
+            places = [
+                place
+                for place, row in chain(known, later_rows(train, key))
+                if read_column(row, key) in ("", None)
+            ]
+            every = len(places) == train.count
             if places and (every or config.kind not in _SKIP_EMPTY):
                 seen = (
                     f"the reward needs the column `{name}`, which is empty in {len(places)} of "
-                    f"{len(train.rows)} rows; the first is {train.names(places[0])}"
+                    f"{train.count} rows; the first is {train.names(places[0])}"
                 )
                 fix = f"fill it, drop these rows, or leave them out of this reward with `when: {name}`"
                 level: Level = "error" if every else "warning"

@@ -156,6 +156,7 @@ def _list_facts(run: "RunReport") -> list[tuple[str, str]]:
         ("model", f"{recipe.model.path} ({'LoRA' if recipe.model.lora else 'all weights'})"),
         *recipe.stages.items(),
         ("data", _say_data(recipe.dataset.kind, manifest.get("data") or {})),
+        ("dropped", run.dropped),
         ("rewards", ", ".join(f"{r.name or r.kind} × {r.weight:g}" for r in recipe.rewards)),
         ("learning rate", f"{recipe.training.learning_rate:g}"),
         ("batch", _say_batch(run)),

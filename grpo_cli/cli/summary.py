@@ -46,6 +46,8 @@ def print_summary(run: "RunReport") -> None:
         print_verdicts(run.expected, indent="  ")
     if status.state == "completed" and status.reason:
         console.print(f"  {status.reason}")
+    if run.dropped:
+        console.print(f"  dropped {run.dropped}")
     # Outside the table, which would cut long paths short.
     if folder.model.is_dir():
         chosen = f" ({run.chosen})" if run.chosen else ""

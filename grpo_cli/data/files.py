@@ -160,6 +160,24 @@ def _read_jsonl(file: RowFile) -> Iterator[Row]:
             yield _as_row(file, value, f"line {number}")
 
 
+def iterate_lines(file: RowFile) -> Iterator[bytes]:
+    """Yield the lines of a file of JSON lines that are not blank, as they are written."""
+    unpack = gzip.open if file.path.suffix.lower() == ".gz" else open
+    with unpack(file.path, "rb") as lines:
+        for line in lines:
+            if not line.isspace():
+                yield line
+
+
+def parse_line(line: bytes) -> Row | None:
+    """Return the row of a line; None if there is none."""
+    try:
+        row = _DECODER.decode(line.decode("utf-8-sig").strip())
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) else None
+
+
 def _read_json(file: RowFile) -> Iterator[Row]:
     with file.open() as text:
         content = text.read()
@@ -255,9 +273,7 @@ def preview_file(file: RowFile) -> tuple[list[Row], int, set[str]]:
     if len(first) < PREVIEW_ROWS:
         return first, len(first), {*columns_of(first)}
     if file.format == ".jsonl":
-        unpack = gzip.open if file.path.suffix.lower() == ".gz" else open
-        with unpack(file.path, "rb") as lines:
-            return first, sum(not line.isspace() for line in lines), {*columns_of(first)}
+        return first, sum(1 for _ in iterate_lines(file)), {*columns_of(first)}
     if file.format == ".parquet":
         import pyarrow.parquet
 

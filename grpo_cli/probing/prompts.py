@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from grpo_cli.errors import RecipeError
-from grpo_cli.issues import Issue
+from grpo_cli.issues import Issue, Level
 from grpo_cli.rewards.contract import Batch
 from grpo_cli.rewards.scoring import Reward
 
@@ -99,13 +99,14 @@ def check_lengths(
     """
     kept, count, longest = sample.kept(longest_allowed), len(sample.lengths), sample.longest
     dropped = count - len(kept)
-    if dropped > _MOST_DROPPED * count:
+    if dropped:
+        level: Level = "warning" if dropped > _MOST_DROPPED * count else "note"
         room = min((n - completion for n in limits.values() if n), default=longest)
         yield Issue(
             f"{dropped} of {count} prompts have more than {longest_allowed} tokens (longest: {longest})",
             f"set `max_prompt_length: {max(min(longest, room), 1)}`",
             "dataset.max_prompt_length",
-            level="warning" if kept else "error",
+            level=level if kept else "error",
             subject="prompt: dropped rows",
             why="these rows are dropped, and the longest questions are rarely the least useful",
         )

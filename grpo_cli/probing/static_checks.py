@@ -141,10 +141,11 @@ def _check_rows(session: "Session") -> Iterator[Issue]:
     report, train = session.data.report, session.data.train
     dropped, subject = report.dropped_no_match, "data: rows"
     total = dropped + len(train) + (report.eval_rows or 0)
-    if dropped >= total / 2:
+    if dropped:
         seen = f"{dropped} of {total} rows are dropped: a pattern with `on_no_match: drop` finds nothing there"
         fix = "correct the pattern, unless these rows have no answer"
-        yield Issue(seen, fix, "dataset.columns", level="warning", subject=subject)
+        level: Level = "warning" if dropped >= total / 2 else "note"
+        yield Issue(seen, fix, "dataset.columns", level=level, subject=subject)
     recipe = session.recipe
     if recipe.environment or recipe.has_images or not recipe.is_sampled:
         return

@@ -177,6 +177,20 @@ class RunReport(Run):
             return examine(read_history(self))
         return Diagnosis(skipped={rule.name: "the recipe cannot be read" for rule in RULES})
 
+    @property
+    def dropped(self) -> str:
+        """How many rows were dropped, and why; empty if none was."""
+        data = self.manifest.get("data")
+        if not isinstance(data, dict):
+            return ""
+        reasons = {
+            "dropped_no_match": "in which a pattern of `dataset.columns` finds nothing",
+            "dropped_too_long": "longer than `max_prompt_length`",
+        }
+        counts = {name: data.get(name) for name in reasons}
+        parts = [f"{count:,} {reasons[name]}" for name, count in counts.items() if count]
+        return f"{sum(filter(None, counts.values())):,} rows: {', '.join(parts)}" if parts else ""
+
     @cached_property
     def expected(self) -> Comparison | None:
         """The run compared with what its recipe expects; None if that says nothing."""

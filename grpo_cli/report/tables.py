@@ -204,6 +204,7 @@ def list_facts(run: RunReport) -> list[tuple[str, str]]:
     facts |= {name: _show_path(told) for name, told in recipe.stages.items()}
     if recipe.training.mode == "async":
         facts["training"] = "asynchronous (experimental)"
+    facts["dropped"] = run.dropped
     facts["device"] = str(run.manifest.get("accelerator", {}).get("device", ""))
     facts["seed"] = str(recipe.seed)
     facts["started"] = time.strftime("%Y-%m-%d %H:%M", time.localtime(run.status.started_at))

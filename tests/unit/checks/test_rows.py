@@ -1,5 +1,7 @@
 """Rows that are not what the recipe takes them for."""
 
+import json
+
 import pytest
 
 from grpo_cli.checks.recipe_checks import check_recipe
@@ -136,3 +138,75 @@ def test_a_gold_that_no_answer_equals_is_named(gold, seen):
     batch = Batch([""], [""], columns={"answer": [gold]})
     fault = ExactParams.model_validate({}).gold_fault(batch, 0)
     assert (fault is not None and seen in fault.seen and fault.fix) if seen else fault is None
+
+
+ROWS = [{"question": f"q{number}", "answer": str(number)} for number in range(3000)]
+
+
+def write_rows(path, rows, **options):
+    path.write_text("".join(json.dumps(row, **options) + "\n" for row in rows))
+
+
+def problems_of(folder, keys="", rewards="  - {kind: exact}"):
+    text = f"dataset:\n  kind: files\n  train: t.jsonl\n  {USER}\n{keys}rewards:\n{rewards}\n"
+    start, _, rest = GOOD.partition("dataset:")
+    end = (
+        rest[rest.index("generation:") :]
+        if "generation:" in rest
+        else rest[rest.index("training:") :]
+    )
+    path = folder / "recipe.yaml"
+    path.write_text(f"{start}{text}{end}")
+    return check_recipe(path, None, Hardware(gpus=(), cpus=2), environment=False).problems
+
+
+@pytest.mark.parametrize(
+    ("held", "level", "seen"),
+    [
+        (ROWS, "error", "all 3,000"),
+        (ROWS[::-1], "error", "all 3,000"),
+        ([{"answer": "x", **row} for row in ROWS[2000:2010]], "error", "all 10"),
+        ([{"question": "new", "answer": "1"}, ROWS[2500]], "warning", "1 of 2"),
+        ([{"question": "new", "answer": "1"}], None, None),
+    ],
+    ids=["copy", "other order", "other columns", "one row", "none"],
+)
+def test_evaluation_rows_that_are_trained_on_are_named(tmp_path, held, level, seen):
+    write_rows(tmp_path / "t.jsonl", ROWS)
+    write_rows(tmp_path / "e.jsonl", held, separators=(",", ":"))
+    issues = [
+        each for each in problems_of(tmp_path, "  eval: e.jsonl\n") if "word for word" in each.seen
+    ]
+    assert [each.level for each in issues] == ([level] if level else [])
+    assert not level or (issues[0].path == "dataset.eval" and issues[0].seen.startswith(seen))
+
+
+def test_lines_of_long_files_are_compared(tmp_path, monkeypatch):
+    monkeypatch.setattr("grpo_cli.checks.shared_rows._PARSED", 1500)
+    write_rows(tmp_path / "t.jsonl", ROWS)
+    write_rows(tmp_path / "e.jsonl", [{"question": "new", "answer": "1"}, ROWS[2500]])
+    assert any(
+        "1 of 2 evaluation rows" in each.seen for each in problems_of(tmp_path, "  eval: e.jsonl\n")
+    )
+
+
+def test_an_empty_answer_is_found_in_any_row(tmp_path):
+    rows = [{**row} for row in ROWS]
+    rows[2000]["answer"], rows[2500] = None, {"question": "q"}
+    write_rows(tmp_path / "t.jsonl", rows)
+    (issue,) = [each for each in problems_of(tmp_path) if "is empty in" in each.seen]
+    assert "2 of 3000 rows; the first is row 2001 of t.jsonl" in issue.seen
+
+
+def test_rows_that_are_dropped_or_not_rewarded_are_counted(tmp_path):
+    write_rows(tmp_path / "t.jsonl", ROWS[:100])
+    columns = "  columns: {answer: {from: answer, regex: '^\\d\\d', on_no_match: drop}}\n"
+    issues = {each.path: each for each in problems_of(tmp_path, columns)}
+    dropped = issues["dataset.columns.answer.regex"]
+    assert (dropped.level, "10 of 100 training rows" in dropped.seen) == ("note", True)
+    rewards = "  - {kind: exact, when: answer != '7'}"
+    assert "1 of the 100 rows" in next(
+        each.seen
+        for each in problems_of(tmp_path, rewards=rewards)
+        if "no reward applies" in each.seen
+    )

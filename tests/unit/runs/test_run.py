@@ -92,8 +92,49 @@ def test_refresh_gives_what_is_new_and_the_status_of_now(tmp_path):
 
 def test_what_has_been_read_already_is_not_new(tmp_path):
     run = Run(make_run(tmp_path))
-    assert len(run.steps) == 3
+    assert len(run.metrics.steps) == 3
     assert run.refresh() == []
+
+
+def write_long(path, steps):
+    """Records of a run that was resumed after two thirds; values differ at each step."""
+    with path.open("w") as file:
+        for step in range(1, steps + 1):
+            event = {"event": "resume", "step": step} if step == steps * 2 // 3 else {}
+            record = {"event": "train", "step": step, "reward": step % 997 / 7, "loss": None}
+            file.write("".join(json.dumps(each) + "\n" for each in (event, record) if each))
+
+
+def test_every_value_of_a_long_run_is_kept_and_some_of_its_steps(tmp_path):
+    folder = make_run(tmp_path)
+    write_long(folder.metrics, 30_000)
+    run = Run(folder)
+    expected = [(step, step % 997 / 7) for step in range(1, 30_001)]
+    assert run.series["reward"] == expected
+    assert run.series["loss"][-1] == (30_000, None)
+    assert len(run.steps) == 30_000
+    kept = [each["step"] for each in run.metrics.steps]
+    assert len(kept) < 10_000
+    assert (kept[0], kept[run.metrics.attempt], kept[-1000:]) == (
+        1,
+        20_000,
+        [*range(29_001, 30_001)],
+    )
+
+
+def test_a_large_file_is_skimmed_and_then_followed(tmp_path, monkeypatch):
+    monkeypatch.setattr("grpo_cli.runs.metrics._SKIMMED_BYTES", 2**20)
+    monkeypatch.setattr("grpo_cli.runs.metrics._END_BYTES", 2**17)
+    folder = make_run(tmp_path)
+    write_long(folder.metrics, 30_000)
+    run = Run(folder, skims=True)
+    steps = [each["step"] for each in run.refresh() if each["event"] == "train"]
+    assert steps == sorted(set(steps))
+    assert (steps[:1000], steps[-1000:]) == ([*range(1, 1001)], [*range(29_001, 30_001)])
+    assert 3_000 < len(steps) < 6_000
+    append_record(folder.metrics, {"event": "train", "step": 30_001, "reward": 0.4})
+    assert [each["step"] for each in run.refresh()] == [30_001]
+    assert run.step == 30_001
 
 
 def test_metrics_that_were_cut_are_read_again_and_new_since_the_run_resumed(tmp_path):

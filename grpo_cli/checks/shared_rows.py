@@ -1,0 +1,116 @@
+"""Checks of the rows of files against each other and against what rewards need, beyond the rows of the preview."""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice
+
+from grpo_cli.data.files import RowFile, iterate_lines, iterate_rows, parse_line
+from grpo_cli.data.prompts import template_columns
+from grpo_cli.data.rows import Row, canonical_json, read_column
+from grpo_cli.data.sources import Preview, SplitPreview
+from grpo_cli.errors import RecipeError
+from grpo_cli.issues import Issue, Level
+from grpo_cli.recipe.dataset import HubDataset, SingleDataset
+from grpo_cli.recipe.recipe import Recipe
+
+_PARSED = 20_000
+"""Rows of a file that are parsed; of longer files of JSON lines, the text of each line is compared."""
+_MOST_ROWS = 200_000
+"""Rows of other files that are read whole for empty values."""
+
+
+def check_shared(recipe: Recipe | None, dataset: SingleDataset, seen: Preview) -> Iterator[Issue]:
+    """Find evaluation rows that are training rows too, by what they ask."""
+    if isinstance(dataset, HubDataset) and dataset.eval_split == dataset.split:
+        fix = "name another split, or remove it and set `eval_fraction: 0.05`"
+        text = (
+            f"`{dataset.split}` is what is trained on, too; a gain on it shows memory, not learning"
+        )
+        yield Issue(text, fix, "dataset.eval_split")
+    if seen.train is None or seen.held is None:
+        return
+    names = () if recipe is None or recipe.environment else _asked_columns(dataset)
+    held = list(islice(_all_rows(seen.held), _PARSED))
+    keys = [_identify(row, names) for row in held]
+    shared = set(keys) & {_identify(row, names) for row in _all_rows(seen.train)}
+    if len(seen.train.rows) < seen.train.count and _is_long(seen.train):
+        known = {line.strip() for line in islice(_lines(seen.held), _PARSED)}
+        both = {each for line in _lines(seen.train) if (each := line.strip()) in known}
+        shared |= {_identify(row, names) for each in both if (row := parse_line(each)) is not None}
+    places = [place for place, key in enumerate(keys) if key in shared]
+    if places:
+        every = len(places) == len(held)
+        of_all = f"all {len(held):,}" if every else f"{len(places):,} of {len(held):,}"
+        text = (
+            f"{of_all} evaluation rows ask what training rows ask, word for word; the first is "
+            f"{seen.held.names(places[0])}. A gain on them shows memory, not learning"
+        )
+        key = dataset.named_eval or "eval"
+        fix = f"name rows that are not trained on, or remove `{key}` and set `eval_fraction: 0.05`"
+        level: Level = "error" if every else "warning"
+        yield Issue(text, fix, f"dataset.{key}", level=level)
+
+
+def _asked_columns(dataset: SingleDataset) -> tuple[str, ...]:
+    """Return the columns of the data that prompts are made of; none if all prompts may be the same."""
+    prompt = dataset.prompt
+    templates = [text for text in (prompt.user, prompt.system) if text is not None]
+    named = {"prompt"} if prompt.user is None else set()
+    try:
+        named |= frozenset().union(*map(template_columns, templates))
+    except RecipeError:
+        return ()
+    named |= {*prompt.images}
+    made = dataset.columns
+    return tuple(sorted(made[name].from_ if name in made else name for name in named))
+
+
+def _identify(row: Row, names: Sequence[str]) -> str:
+    return canonical_json([read_column(row, name) for name in names] if names else row)
+
+
+def _files(split: SplitPreview) -> list[RowFile]:
+    return [RowFile(path, "dataset") for path, _ in split.names.files]
+
+
+def _lines(split: SplitPreview) -> Iterator[bytes]:
+    files = (file for file in _files(split) if file.format == ".jsonl")
+    return chain.from_iterable(map(iterate_lines, files))
+
+
+def _is_long(split: SplitPreview) -> bool:
+    return split.count > _PARSED and all(file.format == ".jsonl" for file in _files(split))
+
+
+def _all_rows(split: SplitPreview) -> Iterable[Row]:
+    """Return the rows of a split; of one with many, those of the preview."""
+    if len(split.rows) == split.count or split.count > _PARSED:
+        return split.rows
+    return _read_all(split)
+
+
+def _read_all(split: SplitPreview) -> Iterator[Row]:
+    try:
+        for file in _files(split):
+            yield from iterate_rows(file)
+    except RecipeError:
+        return  # of a later row, which the preview did not reach: the training tells it
+
+
+def later_rows(split: SplitPreview, column: str) -> Iterator[tuple[int, Row]]:
+    """Yield place and row of those after the preview in which a column may be empty.
+
+    Lines of JSON are parsed only if they lack the column's name, or have an empty value behind it.
+    """
+    first, files = len(split.rows), _files(split)
+    if first == split.count:
+        return
+    name = canonical_json(column.partition(".")[0]).encode()
+    if not name.isascii() or any(file.format != ".jsonl" for file in files):
+        rows = _read_all(split) if split.count <= _MOST_ROWS else ()
+        yield from islice(enumerate(rows), first, None)
+        return
+    empty = re.compile(re.escape(name) + rb'\s*:\s*(?:null|NaN|"\s*"|\{)')
+    for place, line in islice(enumerate(_lines(split)), first, None):
+        if (name not in line or empty.search(line)) and (row := parse_line(line)) is not None:
+            yield place, row
