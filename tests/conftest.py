@@ -90,8 +90,9 @@ def guesser(once, made):
 def _make_offline(folder: Path) -> None:
     maker = Path(__file__).parents[1] / "recipes" / "offline" / "make.py"
     runpy.run_path(str(maker))["main"](folder)
-    rows = "".join(f'{{"question": "{i}", "answer": "so #### {i}"}}\n' for i in range(40))
-    (folder / "rows.jsonl").write_text(rows)
+    for name, numbers in (("rows", range(40)), ("held_out", range(40, 80))):
+        rows = "".join(f'{{"question": "{i}", "answer": "so #### {i}"}}\n' for i in numbers)
+        (folder / f"{name}.jsonl").write_text(rows)
 
 
 @pytest.fixture(scope="session")

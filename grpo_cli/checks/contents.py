@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
+from grpo_cli.checks.all_rows import check_all_rows
 from grpo_cli.checks.columns import (
     ADDED,
     DATA,
@@ -20,7 +21,6 @@ from grpo_cli.checks.columns import (
 from grpo_cli.checks.images import find_unused_images, look_at_images
 from grpo_cli.checks.rows import (
     check_asked_place,
-    check_dropped,
     check_empty,
     check_files,
     check_fixed,
@@ -33,7 +33,6 @@ from grpo_cli.checks.rows import (
     find_templates,
 )
 from grpo_cli.checks.settings import check_repeated
-from grpo_cli.checks.shared_rows import check_shared
 from grpo_cli.data.columns import check_columns, keep_rows
 from grpo_cli.data.images import MARK, check_image_columns
 from grpo_cli.data.mixing import SOURCE, place_issues
@@ -208,6 +207,7 @@ def check_data(
     if not isinstance(dataset, MixtureDataset):
         seen = preview(dataset, seed)
         _check_seen(loaded, dataset, seen, params, kinds, problems)
+        problems += check_all_rows(loaded.recipe, dataset, seen)
         return seen
     parts = [preview(source, seed) for source in dataset.sources]
     columns = [
@@ -220,6 +220,7 @@ def check_data(
         found: list[Issue] = []
         _check_seen(loaded, source, each, params, kinds, found, everywhere)
         found += check_source(loaded.recipe, source, each)
+        found += check_all_rows(loaded.recipe, source, each)
         # What is wrong with a tool, say, is the same for each source.
         news = [issue for issue in found if (issue.path, issue.seen) not in known]
         known |= {
@@ -281,9 +282,6 @@ def _check_seen(
         golds = list(_check_golds(loaded, params, batch, "rows"))
         problems += [*check_shown_golds(dataset, params), *check_asked_place(dataset, params)]
         problems += golds or check_empty(loaded, dataset, params, seen.train)
-        problems += check_dropped(dataset, seen.train)
-        problems += _check_unrewarded(loaded.recipe, dataset, seen)
-    problems += check_shared(loaded.recipe, dataset, seen)
     if (held := seen.held) is not None:
         # A column that only one split has is empty in the other.
         available = held.columns | (seen.columns or frozenset()) | own | everywhere
@@ -295,38 +293,6 @@ def _check_seen(
         found += _check_golds(loaded, params, batch, "evaluation rows", lacking_columns)
         known_paths = {problem.path for problem in problems}
         problems += [problem for problem in found if problem.path not in known_paths]
-
-
-def _check_unrewarded(
-    recipe: Recipe | None, dataset: SingleDataset, seen: Preview
-) -> Iterator[Issue]:
-    """Find rows that no reward applies to, and no environment that gives one."""
-    if recipe is None or seen.train is None or not recipe.rewards:
-        return
-    sections = (*recipe.rewards, *recipe.environment)
-    own = [
-        each for each in sections if getattr(each, "source", None) in (None, dataset.source_name)
-    ]
-    texts = [text for each in own if (text := getattr(each, "when", None))]
-    if len(texts) < len(own):
-        return
-    rows: list[Row] = []
-    train, names = seen.train.rows, seen.train.names
-    if collect(lambda: rows.extend(_number(list(keep_rows(dataset, train, names))))):
-        return
-    columns = frozenset(seen.columns or ()).union(dataset.columns)
-    batch = _make_batch(rows, columns | {SOURCE})
-    try:
-        applied = set().union(*(_applying(Condition(each), batch) for each in texts))
-    except RewardError:
-        return  # `_check_conditions` tells
-    if left := [row for place, row in enumerate(rows) if place not in applied]:
-        text = (
-            f"no reward applies to {len(left):,} of the {len(rows):,} rows looked at, which teach nothing; "
-            f"the first is {names(left[0]['row_id'])}"
-        )
-        fix = "widen a `when`, add a reward without one, or leave these rows out"
-        yield Issue(text, fix, "rewards", level="warning")
 
 
 def _added_by_episodes(recipe: Recipe | None) -> frozenset[str]:

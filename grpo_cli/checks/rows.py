@@ -6,14 +6,12 @@ from itertools import chain
 from os.path import basename
 from typing import Any
 
-from grpo_cli.checks.shared_rows import later_rows
-from grpo_cli.data.columns import keep_rows
+from grpo_cli.checks.all_rows import later_rows
 from grpo_cli.data.mixing import SOURCE
 from grpo_cli.data.prompts import SYSTEM, SYSTEM_ROLES, is_plain, template_columns
-from grpo_cli.data.rows import Row, RowNames, fill_missing, read_column, show_names
+from grpo_cli.data.rows import Row, RowNames, read_column, show_names
 from grpo_cli.data.sources import Preview, SplitPreview
 from grpo_cli.data.tasks import LEVEL
-from grpo_cli.errors import RecipeError
 from grpo_cli.issues import Issue, Level
 from grpo_cli.recipe.dataset import ReasoningGymDataset, SingleDataset
 from grpo_cli.recipe.loading import LoadedRecipe
@@ -110,27 +108,6 @@ def check_left_out(
         if own:
             seen = f"has no effect on {own} of the first {len(rows)} {names.split} rows: they have their own"
             yield Issue(seen, "remove it, or those of the rows", SYSTEM, level="warning")
-
-
-def check_dropped(dataset: SingleDataset, split: SplitPreview | None) -> Iterator[Issue]:
-    """Count the rows that patterns drop, of those that were looked at."""
-    dropping = [key for key, each in dataset.columns.items() if each.on_no_match == "drop"]
-    if split is None or not dropping:
-        return
-    try:
-        kept = {place for place, _ in keep_rows(dataset, fill_missing(split.rows), split.names)}
-    except RecipeError:
-        return  # told of the first rows, or by the training
-    total = len(split.rows)
-    if 0 < (missed := total - len(kept)) < total / 2:
-        first = next(place for place in range(total) if place not in kept)
-        where = "" if total == split.count else "the first "
-        seen = (
-            f"finds nothing in {missed:,} of {where}{total:,} {split.names.split} rows, which are dropped; the "
-            f"first is {split.names(first)}"
-        )
-        fix = "correct the pattern, unless these rows have no answer"
-        yield Issue(seen, fix, f"dataset.columns.{dropping[0]}.regex", level="note")
 
 
 def _find_cut(regex: str, texts: Sequence[str]) -> tuple[str, str] | None:

@@ -43,7 +43,7 @@ class Follower:
     """
 
     def __init__(self, folder: RunFolder, *, from_now: bool = False, skims: bool = True) -> None:
-        self.run = RunReport(folder, skims=skims)
+        self.run = RunReport(folder).skim() if skims else RunReport(folder)
         self.symptoms: dict[str, Symptom] = {}
         """The newest of each rule."""
         self._metrics: Metrics | None = None

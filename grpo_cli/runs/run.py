@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from grpo_cli.errors import UsageError
 from grpo_cli.runs.checkpoints import find_best, whole_checkpoints
@@ -43,22 +43,27 @@ class Run:
 
     Args:
         name: What to call it; `<name>/<timestamp>` by default.
-        skims: Whether of a large `metrics.jsonl` only the beginning, the end, and records spread between them
-            are read, as a view of a run in progress needs.
     """
 
-    def __init__(
-        self, folder: RunFolder | Path | str, name: str | None = None, *, skims: bool = False
-    ) -> None:
+    def __init__(self, folder: RunFolder | Path | str, name: str | None = None) -> None:
         self.folder = (
             folder if isinstance(folder, RunFolder) else RunFolder(Path(folder).absolute())
         )
         self.name = name or "/".join(self.folder.path.absolute().parts[-2:])
-        self._tail = RecordTail(self.folder.metrics, skims=skims)
-        self._most_records = _NEWEST_RECORDS if skims else None
+        self._tail = RecordTail(self.folder.metrics)
+        self._most_records: int | None = None
         self._samples: dict[str, list[dict[str, Any]]] = {}
         self._groups: dict[Path, RecordTail] = {}
         self._newest_group: dict[str, Any] | None = None
+
+    def skim(self) -> Self:
+        """Read of a large `metrics.jsonl` only the beginning, the end, and records spread between them.
+
+        That is enough for a view of a run in progress, and takes no time. Call it before anything is read.
+        """
+        self._tail = RecordTail(self.folder.metrics, skims=True)
+        self._most_records = _NEWEST_RECORDS
+        return self
 
     @cached_property
     def recipe(self) -> "Recipe":

@@ -29,7 +29,7 @@ def named(path):
 def flags_for(path, made):
     """Where the files are that a recipe names and that are not shipped."""
     flags = {
-        "gsm8k-local": {"dataset.train": "rows.jsonl", "dataset.eval": "rows.jsonl"},
+        "gsm8k-local": {"dataset.train": "rows.jsonl", "dataset.eval": "held_out.jsonl"},
         "zen-offline": {"dataset.train": "zen.jsonl", "model.path": "tiny-qwen2"},
         "shapes-offline": {"dataset.train": "shapes.jsonl", "model.path": "tiny-llava"},
         "higher-lower-offline": {"model.path": "tiny-guesser"},

@@ -99,6 +99,9 @@ def test_a_fix_can_be_carried_out(tmp_path, monkeypatch, flags, fix):
     assert any(fix in each.fix for each in found), found
 
 
+DROPPED = "finds nothing in 1 of 5 training rows, which are dropped; the first is row 1 of b.jsonl"
+
+
 def test_rows_of_several_files_and_patterns_without_a_mark_are_left_alone(tmp_path):
     (tmp_path / "a.jsonl").write_text(GOOD_ROW * 4)
     (tmp_path / "b.jsonl").write_text('{"question": "q", "answer": 1, "hint": "", "level": 2}\n')
@@ -107,7 +110,8 @@ def test_rows_of_several_files_and_patterns_without_a_mark_are_left_alone(tmp_pa
         text = f"{GOOD.partition('dataset:')[0]}{train}\nrewards:{GOOD.partition('rewards:')[2]}"
         path = write_recipe(tmp_path, text)
         found = check_recipe(path, hardware=Hardware(gpus=0, cpus=2)).problems
-        assert [each for each in found if each.path.startswith("dataset")] == []
+        noted = [each.seen for each in found if each.path.startswith("dataset")]
+        assert noted == ([] if regex != r"####\s*(.+)" else [DROPPED])
 
 
 ODD = [
@@ -157,7 +161,7 @@ def problems_of(folder, keys="", rewards="  - {kind: exact}"):
     )
     path = folder / "recipe.yaml"
     path.write_text(f"{start}{text}{end}")
-    return check_recipe(path, None, Hardware(gpus=(), cpus=2), environment=False).problems
+    return check_recipe(path, None, Hardware(gpus=0, cpus=2), environment=False).problems
 
 
 @pytest.mark.parametrize(
@@ -182,7 +186,7 @@ def test_evaluation_rows_that_are_trained_on_are_named(tmp_path, held, level, se
 
 
 def test_lines_of_long_files_are_compared(tmp_path, monkeypatch):
-    monkeypatch.setattr("grpo_cli.checks.shared_rows._PARSED", 1500)
+    monkeypatch.setattr("grpo_cli.checks.all_rows._PARSED", 1500)
     write_rows(tmp_path / "t.jsonl", ROWS)
     write_rows(tmp_path / "e.jsonl", [{"question": "new", "answer": "1"}, ROWS[2500]])
     assert any(

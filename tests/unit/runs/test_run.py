@@ -127,7 +127,7 @@ def test_a_large_file_is_skimmed_and_then_followed(tmp_path, monkeypatch):
     monkeypatch.setattr("grpo_cli.runs.metrics._END_BYTES", 2**17)
     folder = make_run(tmp_path)
     write_long(folder.metrics, 30_000)
-    run = Run(folder, skims=True)
+    run = Run(folder).skim()
     steps = [each["step"] for each in run.refresh() if each["event"] == "train"]
     assert steps == sorted(set(steps))
     assert (steps[:1000], steps[-1000:]) == ([*range(1, 1001)], [*range(29_001, 30_001)])

@@ -1,22 +1,82 @@
-"""Checks of the rows of files against each other and against what rewards need, beyond the rows of the preview."""
+"""Checks of all rows of a dataset: held out and trained on, dropped, empty, or without a reward."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 
+from grpo_cli.data.columns import keep_rows
 from grpo_cli.data.files import RowFile, iterate_lines, iterate_rows, parse_line
 from grpo_cli.data.prompts import template_columns
-from grpo_cli.data.rows import Row, canonical_json, read_column
+from grpo_cli.data.rows import Row, canonical_json, fill_missing, read_column
 from grpo_cli.data.sources import Preview, SplitPreview
-from grpo_cli.errors import RecipeError
+from grpo_cli.errors import RecipeError, RewardError
 from grpo_cli.issues import Issue, Level
 from grpo_cli.recipe.dataset import HubDataset, SingleDataset
 from grpo_cli.recipe.recipe import Recipe
+from grpo_cli.rewards.contract import Batch
+from grpo_cli.rewards.scoring import Condition
 
 _PARSED = 20_000
 """Rows of a file that are parsed; of longer files of JSON lines, the text of each line is compared."""
 _MOST_ROWS = 200_000
 """Rows of other files that are read whole for empty values."""
+
+
+def check_all_rows(recipe: Recipe | None, dataset: SingleDataset, seen: Preview) -> Iterator[Issue]:
+    """Find rows that patterns drop, that no reward applies to, or that are trained on and held out."""
+    if seen.train is not None:
+        try:
+            kept = dict(keep_rows(dataset, fill_missing(seen.train.rows), seen.train.names))
+        except RecipeError:
+            kept = {}  # told of the first rows, or by the training
+        yield from _check_dropped(dataset, seen.train, kept)
+        yield from _check_unrewarded(recipe, dataset, seen.train, kept)
+    yield from check_shared(recipe, dataset, seen)
+
+
+def _check_dropped(
+    dataset: SingleDataset, split: SplitPreview, kept: Mapping[int, Row]
+) -> Iterator[Issue]:
+    """Count the rows that patterns drop, of those that were looked at; of most rows the first ones tell."""
+    total = len(split.rows)
+    if 0 < (missed := total - len(kept)) < total / 2:
+        key = next(key for key, each in dataset.columns.items() if each.on_no_match == "drop")
+        first = next(place for place in range(total) if place not in kept)
+        where = "" if total == split.count else "the first "
+        seen = (
+            f"finds nothing in {missed:,} of {where}{total:,} {split.names.split} rows, which are dropped; the "
+            f"first is {split.names(first)}"
+        )
+        fix = "correct the pattern, unless these rows have no answer"
+        yield Issue(seen, fix, f"dataset.columns.{key}.regex", level="note")
+
+
+def _check_unrewarded(
+    recipe: Recipe | None, dataset: SingleDataset, split: SplitPreview, kept: Mapping[int, Row]
+) -> Iterator[Issue]:
+    """Find rows that no reward and no environment applies to."""
+    if recipe is None or not recipe.rewards or not kept:
+        return
+    sections = (*recipe.rewards, *recipe.environment)
+    own = [
+        each for each in sections if getattr(each, "source", None) in (None, dataset.source_name)
+    ]
+    texts = [text for each in own if (text := getattr(each, "when", None))]
+    if len(texts) < len(own):
+        return
+    rows = range(len(kept))
+    columns = {name: [row.get(name) for row in kept.values()] for name in next(iter(kept.values()))}
+    batch = Batch([""] * len(kept), [""] * len(kept), columns=columns)
+    conditions = [Condition(text) for text in texts]
+    try:
+        bare = [row for row in rows if not any(each.holds(batch, row) for each in conditions)]
+    except RewardError:
+        return  # told where conditions are checked
+    if bare:
+        first = split.names([*kept][bare[0]])
+        seen = f"no reward applies to {len(bare):,} of the {len(kept):,} rows looked at, which teach nothing; "
+        fix = "widen a `when`, add a reward without one, or leave these rows out"
+        yield Issue(f"{seen}the first is {first}", fix, "rewards", level="warning")
 
 
 def check_shared(recipe: Recipe | None, dataset: SingleDataset, seen: Preview) -> Iterator[Issue]:
