@@ -11,7 +11,7 @@ from grpo_cli.data.rows import Row, canonical_json, fill_missing, read_column
 from grpo_cli.data.sources import Preview, SplitPreview
 from grpo_cli.errors import RecipeError, RewardError
 from grpo_cli.issues import Issue, Level
-from grpo_cli.recipe.dataset import HubDataset, SingleDataset
+from grpo_cli.recipe.dataset import HubDataset, ScoredDataset, SingleDataset
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.rewards.contract import Batch
 from grpo_cli.rewards.scoring import Condition
@@ -87,7 +87,8 @@ def check_shared(recipe: Recipe | None, dataset: SingleDataset, seen: Preview) -
             f"`{dataset.split}` is what is trained on, too; a gain on it shows memory, not learning"
         )
         yield Issue(text, fix, "dataset.eval_split")
-    if seen.train is None or seen.held is None:
+    # Of scored data other responses to the same prompts may be held out.
+    if seen.train is None or seen.held is None or isinstance(dataset, ScoredDataset):
         return
     names = () if recipe is None or recipe.environment else _asked_columns(dataset)
     held = list(islice(_all_rows(seen.held), _PARSED))

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib import resources
+from operator import itemgetter
 from typing import Any
 
 from grpo_cli.analysis.expectations import bands_of
@@ -19,6 +20,7 @@ _RUNTIME = re.compile(r"eval_[^/]+/runtime")
 """Seconds of held-out sets, which the table of time adds up."""
 _OF_SET = re.compile(r"eval_([^/]+)/(.+)")
 """Metrics of the sets of `evaluation.during`, and some of TRL's own evaluation."""
+_VALUE = itemgetter(1)
 _MOST_POINTS = 10_000
 """Points of a line."""
 _OPEN = ("Reward", "Evaluation during training", "Signal", "Stability")
@@ -176,8 +178,8 @@ def thin(points: Sequence[Point]) -> Sequence[Point]:
     size, thinned = 2 * len(points) // _MOST_POINTS + 1, []
     for first in range(0, len(points), size):
         stretch = [point for point in points[first : first + size] if point[1] is not None]
-        by_value = sorted(stretch, key=lambda point: point[1] or 0.0)
-        thinned += sorted({*by_value[:1], *by_value[-1:]})
+        if stretch:
+            thinned += sorted({min(stretch, key=_VALUE), max(stretch, key=_VALUE)})
     return thinned
 
 

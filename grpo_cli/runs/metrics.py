@@ -44,7 +44,7 @@ _MOST_STEPS, _NEWEST_STEPS = 8192, 1024
 """Training steps that are kept with all their numbers, and the newest of them, which are never left out."""
 _NOT_METRICS = frozenset({"time", "step", "total_steps"})
 _HUGE = 1e300
-_NUMBERS = (float, int, type(None))
+_NUMBERS = frozenset({float, int, type(None)})
 _REWARD_PREFIX, _MEAN = "rewards/", "/mean"
 
 
@@ -152,23 +152,24 @@ class Series(Sequence[Point]):
 
     def __init__(self, points: Iterable[Point] = ()) -> None:
         self.steps = array("q")
-        self._values = array("d")
+        self.values = array("d")
+        """NaN for None."""
         for step, value in points:
             self.append(step, value)
 
     def append(self, step: int, value: float | None) -> None:
         """Add a point."""
         self.steps.append(step)
-        self._values.append(value if value is not None and -_HUGE < value < _HUGE else nan)
+        self.values.append(nan if value is None else value)
 
     def pop(self) -> None:
         """Remove the last point."""
         self.steps.pop()
-        self._values.pop()
+        self.values.pop()
 
     def numbers(self) -> list[float]:
         """Return the values that are numbers, in order."""
-        return [value for value in self._values if value == value]
+        return [value for value in self.values if value == value]
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -182,9 +183,9 @@ class Series(Sequence[Point]):
     def __getitem__(self, place: slice) -> list[Point]: ...
     def __getitem__(self, place: int | slice) -> Point | list[Point]:
         if isinstance(place, int):
-            value = self._values[place]
+            value = self.values[place]
             return self.steps[place], value if value == value else None
-        values = (value if value == value else None for value in self._values[place])
+        values = (value if value == value else None for value in self.values[place])
         return list(zip(self.steps[place], values, strict=True))
 
     def __iter__(self) -> Iterator[Point]:
@@ -228,7 +229,9 @@ class Metrics:
                 continue
             if (series := self.series.get(name)) is None:
                 series = self.series[name] = Series()
-            series.append(step, value)
+            # Inlined, since it is done millions of times.
+            series.steps.append(step)
+            series.values.append(nan if value is None else value)
         if event == "train":
             self.steps.append(numbers)
             if len(self.steps) > _MOST_STEPS:
@@ -296,7 +299,8 @@ def is_step(record: Mapping[str, Any]) -> bool:
 def read_numbers(record: Mapping[str, Any]) -> Step:
     """Return the numbers of a record; those that are not finite become None."""
     numbers = {
-        name: value if type(value) is not float or value - value == 0 else None
+        # False for NaN, infinities, and integers that no float holds.
+        name: value if value is not None and -_HUGE < value < _HUGE else None
         for name, value in record.items()
         if type(value) in _NUMBERS
     }
