@@ -2,6 +2,7 @@
 
 _PLAIN_FROM = 1000
 """From here on three digits are an exponent to `g`, and whole numbers are read better."""
+_FEWER_DECIMALS_FROM = 100
 _ZERO = 1e-12
 """What is below it is left by the rounding of sums."""
 
@@ -40,11 +41,23 @@ def say_number(value: float, sign: str = "") -> str:
     return _show_minus(f"{value:{sign},.0f}" if large else f"{value:{sign}.3g}")
 
 
-def format_value(value: float | None) -> str:
-    """Return a score with three decimals, a larger one with fewer; a dash if there is none."""
+def format_value(value: float | None, sign: str = "") -> str:
+    """Return a score with three decimals, a larger one with fewer; a dash if there is none.
+
+    With the sign `+` also of numbers above 0, as a difference has it.
+    """
     if value is None:
         return "–"
-    return say_number(value) if abs(value) >= _PLAIN_FROM else _show_minus(f"{value:.3f}")
+    if abs(value) >= _PLAIN_FROM:
+        return say_number(value, sign)
+    digits = 3 if abs(value) < _FEWER_DECIMALS_FROM else 1
+    # Rounding may leave a minus before a zero.
+    return _show_minus(f"{round(value, digits) + 0.0:{sign}.{digits}f}")
+
+
+def format_interval(low: float | None, high: float | None, sign: str = "") -> str:
+    """Return the ends of an interval, such as `0.722 to 0.875`; empty if there is none."""
+    return "" if low is None else f"{format_value(low, sign)} to {format_value(high, sign)}"
 
 
 def _show_minus(number: str) -> str:

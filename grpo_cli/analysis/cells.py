@@ -4,18 +4,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
+from grpo_cli.analysis.diagnosis.diagnosis import examine
+from grpo_cli.analysis.diagnosis.history import metric_bounds, read_history
 from grpo_cli.analysis.estimates import ALL_EQUAL, FEWEST_CLUSTERS, CrossedMean, crossed_mean
 from grpo_cli.analysis.held_out import (
-    SHARES,
     Measurement,
     find_primary,
     read_measurement,
     scored_alike,
 )
-from grpo_cli.analysis.metrics import Metric
-from grpo_cli.runs.metrics import count_averaged
+from grpo_cli.analysis.metrics import Metric, say_failures
+from grpo_cli.runs.metrics import When, count_averaged
 from grpo_cli.runs.run import Run
-from grpo_cli.units import count_noun, say_number
+from grpo_cli.units import count_noun, format_value
 
 TRAINING = "reward in training"
 """What is compared if nothing was measured on held-out prompts: the mean of each run's last records."""
@@ -33,12 +34,31 @@ class CellResult:
     """Over seeds, with the interval between them."""
     before: float | None = None
     """The mean over seeds before training; None if it was not measured."""
+    warmup: float | None = None
+    """The same after the warm-up; None if there was none."""
+    collapsed: int = 0
+    """Runs whose answers became the same for all prompts."""
+    failures: tuple[str, ...] = ()
+    """How many answers timed out or failed in scoring, by run in which any did."""
     difference: Metric | None = None
     """The best cell less this one, paired by prompt and seed; None of the best one, and without a measurement."""
     seeds_needed: int | None = None
     """How many seeds would tell them apart, if they are not; None if seeds alone would not."""
     verdict: str = ""
-    """The difference in a sentence; empty of the best."""
+    """The difference in a sentence, and what is wrong with the cell; empty of a best one that is not worse than it
+    began."""
+
+    @property
+    def fault(self) -> str:
+        """Why the cell is not good, however it compares with others; empty if nothing is wrong."""
+        if self.collapsed:
+            runs = f"{self.collapsed} of {count_noun(len(self.seeds), 'run')}"
+            return f"{runs} ended with one answer to all held-out prompts"
+        start, end = self.before if self.warmup is None else self.warmup, self.mean.value
+        if start is None or end is None or end >= start:
+            return ""
+        when = "before training" if self.warmup is None else "after the warm-up"
+        return f"{format_value(end)} is lower than {format_value(start)} {when}"
 
 
 @dataclass(frozen=True)
@@ -86,11 +106,17 @@ def compare_cells(
     best = max(means, key=lambda cell: means[cell].mean.value or 0.0)
     recipes = {cell: next(iter(each.values())).recipe for cell, each in cells.items() if each}
     scored = "reward" if metric == TRAINING else metric
-    results = {best: means[best]}
+    results = {best: replace(means[best], verdict=_say_fault(labels[best], means[best]))}
     for cell in means.keys() - {best}:
         if scored_alike(scored, recipes[best], recipes[cell]):
             names = labels[best], labels[cell]
-            results[cell] = _compare(values[best], values[cell], means[cell], metric, names)
+            bounds = metric_bounds(metric, recipes[best])
+            results[cell] = _compare(values[best], values[cell], means[cell], metric, names, bounds)
+            if means[best].fault or means[cell].fault:
+                # Seeds do not tell which of two is better if one of them is not good.
+                faults = [_say_fault(labels[cell], means[cell]), results[cell].verdict]
+                verdict = "; ".join(filter(None, faults))
+                results[cell] = replace(results[cell], seeds_needed=None, verdict=verdict)
         else:
             why = f"{labels[cell]}: its rewards are others, so {metric} cannot be compared"
             results[cell] = replace(means[cell], verdict=why)
@@ -122,21 +148,36 @@ def _read(run: Run, measured: Measurement | str, metric: str) -> Values:
 def _mean_over_seeds(values: Mapping[int, Values], metric: str, runs: Sequence[Run]) -> CellResult:
     seeds = {seed: fmean(each.values()) for seed, each in values.items()}
     crossed = crossed_mean([[value] for value in seeds.values()])
-    mean = _as_metric(crossed, min(map(len, values.values())), metric, least=0.0)
+    mean = _as_metric(
+        crossed, min(map(len, values.values())), metric_bounds(metric, runs[0].recipe)
+    )
     if mean.reason == ALL_EQUAL:
         mean = replace(mean, reason="every seed gives the same value")
-    measured = (_read(run, read_measurement(run, "before"), metric) for run in runs)
-    before = [fmean(each.values()) for each in measured if each]
-    is_known = metric != TRAINING and len(before) == len(runs)
-    return CellResult(seeds, mean, fmean(before) if is_known else None)
+    before, warmup = (_mean_at(stage, metric, runs) for stage in ("before", "warmup"))
+    collapsed = sum(examine(read_history(run)).collapse is not None for run in runs)
+    failures = [
+        f"{run.folder.path.name}: {said}" for run in runs if (said := say_failures(run.after))
+    ]
+    return CellResult(seeds, mean, before, warmup, collapsed, tuple(failures))
 
 
-def _as_metric(mean: CrossedMean, prompts: int, metric: str, least: float) -> Metric:
-    """Return a mean with its interval, which for a share ends at `least` and at 1."""
+def _mean_at(stage: When, metric: str, runs: Sequence[Run]) -> float | None:
+    """Return the mean over runs at an earlier stage; None if one of them was not measured there."""
+    measured = (_read(run, read_measurement(run, stage), metric) for run in runs)
+    means = [fmean(each.values()) for each in measured if each]
+    return fmean(means) if metric != TRAINING and len(means) == len(runs) else None
+
+
+def _say_fault(label: str, result: CellResult) -> str:
+    return f"{label}: {result.fault}" if result.fault else ""
+
+
+def _as_metric(mean: CrossedMean, prompts: int, bounds: tuple[float, float]) -> Metric:
+    """Return a mean with its interval, which ends where values do."""
     interval = mean.interval()
     low, high = interval.low, interval.high
-    if low is not None and high is not None and metric.startswith(SHARES):
-        low, high = max(low, least), min(high, 1.0)
+    if low is not None and high is not None:
+        low, high = max(low, bounds[0]), min(high, bounds[1])
     return Metric(mean.value, low, high, prompts, interval.reason)
 
 
@@ -146,6 +187,7 @@ def _compare(
     result: CellResult,
     metric: str,
     labels: tuple[str, str],
+    bounds: tuple[float, float],
 ) -> CellResult:
     seeds = sorted(best.keys() & other.keys())
     common = [best[seed].keys() & other[seed].keys() for seed in seeds]
@@ -156,7 +198,8 @@ def _compare(
     mean = crossed_mean(
         [[best[seed][prompt] - other[seed][prompt] for prompt in prompts] for seed in seeds]
     )
-    difference = _as_metric(mean, len(prompts), metric, least=-1.0)
+    width = bounds[1] - bounds[0]
+    difference = _as_metric(mean, len(prompts), (-width, width))
     if metric != TRAINING and len(prompts) < FEWEST_CLUSTERS:
         few = f"{len(prompts)} prompts are too few for an interval (at least {FEWEST_CLUSTERS})"
         difference = Metric(mean.value, None, None, len(prompts), few)
@@ -169,7 +212,7 @@ def _say(
     difference: Metric, needed: int | None, mean: CrossedMean, metric: str, labels: tuple[str, str]
 ) -> str:
     best, other = labels
-    value = say_number(difference.value or 0.0, "+")
+    value = format_value(difference.value or 0.0, "+")
     if difference.reason == ALL_EQUAL and not difference.value:
         return f"{best} and {other} are equal in {metric} for every prompt and seed"
     if difference.reason and not difference.direction:

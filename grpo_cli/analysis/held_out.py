@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 from grpo_cli.analysis.metrics import (
     GAP,
@@ -88,10 +88,7 @@ def read_measurement(run: Run, when: When = "after") -> Measurement | str:
 def _score(
     run: Run, groups: Sequence[Sequence[ScoredCompletion]], when: When
 ) -> dict[str, PerPrompt]:
-    # All measurements decide: one in which no answer is right has zeros alone.
-    scores = (each["rewards"] for stage in STAGES for each in run.samples(stage))
-    right = right_scores(run.recipe.rewards, scores)
-    values = per_prompt(groups, right, run.recipe.dataset.shares)
+    values = per_prompt(groups, right_scores(run.recipe.rewards), run.recipe.dataset.shares)
     if not run.recipe.rewards:
         values.pop("reward", None)
     if run.recipe.is_sampled:
@@ -141,6 +138,16 @@ class HeldOut:
     def primary(self) -> str:
         """The metric that a verdict speaks of; empty if there is none."""
         return find_primary(self.names)
+
+    @property
+    def stages(self) -> dict[When, Metric]:
+        """The change of the primary metric since each earlier stage that was measured, the nearest first."""
+        changes: dict[When, dict[str, Metric]] = {
+            "warmup": self.since_warmup,
+            "before": self.change,
+        }
+        known = {stage: each.get(self.primary) for stage, each in changes.items()}
+        return {stage: each for stage, each in known.items() if each}
 
     def moved(self) -> dict[str, Metric]:
         """Return changes of rewards and accuracies beyond their interval, falls first.
@@ -199,6 +206,23 @@ def find_primary(names: Iterable[str]) -> str:
     return next(
         (name for name in sort_names(names) if name.startswith(("accuracy/", "reward"))), ""
     )
+
+
+Tone = Literal["good", "bad", "plain"]
+
+
+def find_tone(changes: Iterable[Metric], *, collapsed: bool) -> Tone:
+    """Return how the changes of a model's primary metric are meant, in every view.
+
+    Args:
+        changes: Since each earlier stage, the nearest first: what GRPO did counts, not what a warm-up did.
+        collapsed: Whether its answers became the same for all prompts.
+    """
+    if collapsed:
+        return "bad"
+    nearest = next(iter(changes), None)
+    tones: dict[int, Tone] = {1: "good", 0: "plain", -1: "bad"}
+    return tones[direction(nearest)]
 
 
 def direction(change: Metric | None) -> int:

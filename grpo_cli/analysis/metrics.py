@@ -23,7 +23,7 @@ from grpo_cli.analysis.estimates import (
     proportion_interval,
 )
 from grpo_cli.runs.files import write_text
-from grpo_cli.units import say_number
+from grpo_cli.units import format_interval, format_value
 
 if TYPE_CHECKING:
     from grpo_cli.analysis.samples import ScoredCompletion
@@ -35,7 +35,6 @@ RANKING, GAP = "ranking", "likelihood_gap"
 OF_ALL = ("completion_length", "clipped", GAP)
 """Held-out metrics that belong to no reward."""
 _SHARES = ("accuracy/", "pass@", "maj@", "clipped", "valid_calls", "failed_calls", "cut_off_")
-_COUNTS = ("turns", "calls", "tool_seconds")
 _NO_PROMPT = "it applies to no prompt"
 LOGGED = "logged"
 """The entry of a measurement that holds the metrics that rewards log."""
@@ -66,15 +65,23 @@ class Metric:
             return 0
         return (self.low > 0) - (self.high < 0)
 
+    def say(self, sign: str = "") -> str:
+        """Return the value with its interval, such as `0.810 (0.722 to 0.875)`; `+` is the sign of differences."""
+        interval = self.say_interval(sign) if self.value is not None else ""
+        return f"{format_value(self.value, sign)}{f' ({interval})' if interval else ''}"
+
     def say_interval(self, sign: str = "") -> str:
-        """Return the ends of the interval, such as `0.1 to 0.3`; empty if there is none."""
-        if self.low is None or self.high is None:
-            return ""
-        return f"{say_number(self.low, sign)} to {say_number(self.high, sign)}"
+        """Return the ends of the interval, such as `0.100 to 0.300`; empty if there is none."""
+        return format_interval(self.low, self.high, sign)
 
     def as_json(self) -> dict[str, Any]:
         """Return the metric as plain values."""
         return asdict(self)
+
+
+def say_metric(metric: Metric | None, sign: str = "") -> str:
+    """Return what `Metric.say` does; a dash if there is none."""
+    return metric.say(sign) if metric else "–"
 
 
 def per_prompt(
@@ -216,8 +223,15 @@ def _powers(size: int) -> list[int]:
 
 
 def summarize(values: Mapping[str, PerPrompt], size: int) -> dict[str, Metric]:
-    """Return the mean of each metric over prompts."""
-    return {name: _mean(name, list(rows.values()), size) for name, rows in values.items()}
+    """Return the mean of each metric over prompts.
+
+    A share has Wilson's interval: an accuracy, and a reward that is the same as one for every prompt.
+    """
+    shares = [rows for name, rows in values.items() if name.startswith("accuracy/")]
+    return {
+        name: _mean(list(rows.values()), size, share=name.startswith(_SHARES) or rows in shares)
+        for name, rows in values.items()
+    }
 
 
 def add_logged(
@@ -228,14 +242,10 @@ def add_logged(
     return {**metrics, **{name: each for name, each in own.items() if name not in metrics}}
 
 
-def _mean(name: str, values: list[float], size: int) -> Metric:
+def _mean(values: list[float], size: int, *, share: bool) -> Metric:
     if not values:
         return Metric(None, None, None, 0, _NO_PROMPT)
-    # Such as the mean of 0/1 scores.
-    shares = name not in _COUNTS and all(
-        0 <= value <= 1 and abs(value * size - round(value * size)) < 1e-9 for value in values
-    )
-    if name.startswith(_SHARES) or shares:
+    if share:
         return _metric(fmean(values), proportion_interval(values, size), len(values))
     return _metric(fmean(values), mean_interval(values), len(values))
 
@@ -263,6 +273,21 @@ def _compare(before: PerPrompt, after: PerPrompt) -> Metric:
     return _metric(fmean(now) - fmean(then), interval, len(rows))
 
 
+def say_failures(measured: Mapping[str, Any]) -> str:
+    """Return how many completions of a measurement timed out or failed in scoring; empty if none did.
+
+    Args:
+        measured: Its summary, with the keys of `count_failures` if it is not of an earlier version.
+    """
+    total = measured.get("completions")
+    said = [
+        f"{count:,}{f' of {total:,}' if total else ''} answers {what} in scoring ({name})"
+        for key, what in (("timeouts", "timed out"), ("failures", "failed"))
+        for name, count in (measured.get(key) or {}).items()
+    ]
+    return ", ".join(said)
+
+
 def primary_metric(right: Iterable[str]) -> str:
     """Return the metric of a verdict: accuracy of the first reward that judges answers, else the total."""
     return next((f"accuracy/{name}" for name in right), "reward")
@@ -273,7 +298,7 @@ def say_difference(metric: str, change: Metric, name: str, baseline: str) -> str
     on = f"on the same {change.prompts} prompts"
     if change.value is None:
         return f"{name} and {baseline} have no prompt with a score of {metric} in common"
-    gain = f"{say_number(change.value, '+')} in {metric}"
+    gain = f"{format_value(change.value, '+')} in {metric}"
     if change.reason == ALL_EQUAL:
         if not change.value:
             return f"no difference: {metric} is the same for {name} and {baseline} {on}"

@@ -1,8 +1,9 @@
 """Sampled completions with the scores of every reward."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -35,7 +36,7 @@ class ScoredCompletion:
     reasons: dict[str, str]
     """Why, by reward that gives a reason."""
     failed: list[str]
-    """Rewards whose scoring failed, so that `on_error` gave the score."""
+    """Rewards whose scoring failed within its time limit, so that `on_error` gave the score."""
     answers: dict[str, str | None]
     """What it answers, by reward that can say so; for majority votes."""
     total: float | None
@@ -46,6 +47,8 @@ class ScoredCompletion:
     """The record of an episode; None if there was none."""
     source: str | None = None
     """The source of its row, if rows have one."""
+    late: list[str] = field(default_factory=list)
+    """Rewards whose scoring exceeded its time limit, which gave the score."""
 
 
 class MetricLog:
@@ -171,7 +174,8 @@ def _as_scored(
                 clipped=completion.clipped,
                 rewards={name: score.value for name, score in named.items()},
                 reasons={name: score.reason for name, score in named.items() if score.reason},
-                failed=[name for name, score in named.items() if score.failed],
+                failed=[name for name, score in named.items() if score.failed and not score.late],
+                late=[name for name, score in named.items() if score.late],
                 answers={each.name: each.params.vote(completion.text) for each in judges},
                 total=weighted_sum(weights, [score.value for score in scores]),
                 messages=completion.messages,
@@ -222,6 +226,16 @@ def as_scored(record: dict[str, Any]) -> ScoredCompletion:
         # Earlier versions wrote a total of 0.
         values["total"] = None
     return ScoredCompletion(**{**values, "messages": tuple(record.get("messages", ()))})
+
+
+def count_failures(scored: Iterable[ScoredCompletion]) -> dict[str, dict[str, int]]:
+    """Return how many completions a reward did not score, because it failed or timed out, as JSON holds it."""
+    failures: Counter[str] = Counter()
+    timeouts: Counter[str] = Counter()
+    for each in scored:
+        failures.update(each.failed)
+        timeouts.update(each.late)
+    return {"failures": dict(failures), "timeouts": dict(timeouts)}
 
 
 def group_by_row(scored: Sequence[ScoredCompletion]) -> list[list[ScoredCompletion]]:

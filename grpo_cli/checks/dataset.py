@@ -28,7 +28,7 @@ from grpo_cli.recipe.difficulty import (
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.recipe.rewards import RewardConfig
 from grpo_cli.recipe.warmup import WarmupConfig
-from grpo_cli.rewards.building import UNDECIDED, name_rewards, right_answers, right_scores
+from grpo_cli.rewards.building import name_rewards, right_answers, right_scores
 from grpo_cli.rewards.registry import find_kind
 from grpo_cli.rewards.scoring import clip_score
 
@@ -186,7 +186,7 @@ def _range_of(config: RewardConfig) -> tuple[float, float]:
     """Return the least and the greatest score of a reward; 0 and 1 if only a function of the user's knows."""
     kind = find_kind(config.kind)
     low, high = 0.0, 1.0
-    if kind is not None and config.kind not in UNDECIDED:
+    if kind is not None and config.kind not in ("python", "environment"):
         # Another check reports wrong parameters.
         with suppress(ValidationError):
             low, high = kind.model_validate(config.params).score_range()

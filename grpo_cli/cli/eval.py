@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 from grpo_cli.cli import output
 from grpo_cli.cli.arguments import AsJson, EvalSide, Overrides, RunOrRecipe, RunOrResult
 from grpo_cli.errors import ExitCode
-from grpo_cli.units import format_duration
+from grpo_cli.units import format_duration, format_interval, format_value
 
 
 class _MeasuresByDefault(TyperGroup):
@@ -208,13 +208,18 @@ def print_result(result: Mapping[str, Any], folder: Path) -> None:
     for note in _notes(result):
         console.print(note, style="dim")
     for name, subject in result["subjects"].items():
-        for reward, count in subject.get("failures", {}).items():
-            warning = f"warning: {reward} failed on {count} of {subject['completions']} completions of {name}"
-            console.print(warning, style="yellow")
+        _warn_of_failures(subject, name)
     for name, verdict in result["verdicts"].items():
         several = f"{name}: " if len(result["verdicts"]) > 1 else ""
         console.print(several + verdict, style="bold")
     console.print(f"result  {folder / 'result.json'}")
+
+
+def _warn_of_failures(measured: Mapping[str, Any], name: str) -> None:
+    from grpo_cli.analysis.metrics import say_failures
+
+    if failures := say_failures(measured):
+        output.print_words(output.stdout(), f"warning: {name}: {failures}", "yellow")
 
 
 def _notes(result: Mapping[str, Any]) -> list[str]:
@@ -273,6 +278,8 @@ def _print_comparison(compared: Mapping[str, Any]) -> None:
     for name, metric in compared["differences"].items():
         table.add_row(name, _cell(metric, "+"))
     console.print(table)
+    for name, measured in compared["unscored"].items():
+        _warn_of_failures(measured, name)
     for name, (before, after) in compared["settings"].items():
         change = "" if name == "rewards" else f": {before} → {after}"
         console.print(f"note: {name} of the two differ{change}", style="yellow")
@@ -282,8 +289,7 @@ def _print_comparison(compared: Mapping[str, Any]) -> None:
 def _cell(metric: Mapping[str, Any] | None, sign: str = "") -> Text:
     if metric is None or metric["value"] is None:
         return Text("–")
-    text = Text(f"{metric['value']:{sign}.3f}")
-    if metric["low"] is not None:
-        interval = f"[{metric['low']:{sign}.3f}, {metric['high']:{sign}.3f}]"
-        text.append(f" {interval}", style="dim")
+    text = Text(format_value(metric["value"], sign))
+    if interval := format_interval(metric["low"], metric["high"], sign):
+        text.append(f" ({interval})", style="dim")
     return text

@@ -14,7 +14,7 @@ from grpo_cli.cli.output import print_words, stderr, stdout
 from grpo_cli.cli.summary import STATE_MARKS, print_summary, say_change
 from grpo_cli.report.tables import list_overrides
 from grpo_cli.report.wording import clean_text, short_path
-from grpo_cli.units import count_noun, format_bytes, format_duration, say_number
+from grpo_cli.units import count_noun, format_bytes, format_duration, format_value
 
 if TYPE_CHECKING:
     from grpo_cli.analysis.held_out import HeldOutDifference
@@ -242,6 +242,9 @@ def print_comparison(compared: "RunsComparison") -> None:
     measured = drop_scored_apart(compared.runs, metrics)
     title = "held-out prompts after training (95 % interval)"
     _print_table(title, letters, _list_metrics(measured), "none of them was measured")
+    for letter, run in zip(letters, compared.runs, strict=True):
+        for measured_on, failures in run.scoring_failures().items():
+            print_words(console, f"! {letter}, {measured_on}: {failures}", "yellow")
     for letter, difference in zip(letters[1:], compared.held_out, strict=True):
         _print_difference(letter, difference)
 
@@ -306,29 +309,24 @@ def _say_widths(trends: "Sequence[Mapping[str, Trend]]") -> str:
 def _say_trend(trend: "Trend | None") -> str:
     if trend is None:
         return "–"
-    ends = f"{say_number(trend.first)} → {say_number(trend.last)}"
+    ends = f"{format_value(trend.first)} → {format_value(trend.last)}"
     if trend.best is None:
         return ends
-    return f"{ends} ({say_number(trend.best)} at step {trend.best_step})"
-
-
-def _say_metric(metric: "Metric | None") -> str:
-    if metric is None or metric.value is None:
-        return "–"
-    interval = metric.say_interval()
-    return f"{say_number(metric.value)}{f' ({interval})' if interval else ''}"
+    return f"{ends} ({format_value(trend.best)} at step {trend.best_step})"
 
 
 def _list_metrics(measured: "Sequence[Mapping[str, Metric]]") -> list[tuple[str, list[str]]]:
+    from grpo_cli.analysis.metrics import say_metric
+
     names = dict.fromkeys(name for each in measured for name in each)
-    return [(name, [_say_metric(each.get(name)) for each in measured]) for name in names]
+    return [(name, [say_metric(each.get(name)) for each in measured]) for name in names]
 
 
 def _say_paired(metric: "Metric", known_reason: str | None) -> str:
     """Return a difference with its interval, or why there is none if it is not known already."""
     if metric.value is None:
         return f"– ({metric.reason})"
-    value = say_number(metric.value, "+") if metric.value else "no difference"
+    value = format_value(metric.value, "+") if metric.value else "no difference"
     if interval := metric.say_interval("+"):
         return f"{value} (95 % interval {interval})"
     return value if metric.reason == known_reason else f"{value} (no interval: {metric.reason})"

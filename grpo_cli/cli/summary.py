@@ -10,6 +10,7 @@ from grpo_cli.cli.diagnose import print_symptoms
 from grpo_cli.cli.expect import print_verdicts
 from grpo_cli.cli.output import LEVEL_MARKS, print_words, stderr, stdout
 from grpo_cli.report import wording
+from grpo_cli.report.verdict import judge
 from grpo_cli.report.wording import clean_text
 from grpo_cli.units import count_noun, format_duration, format_value
 
@@ -39,6 +40,8 @@ def print_summary(run: "RunReport") -> None:
     for name, values, note in (*_list_measured(run), *_list_held_out_sets(run)):
         table.add_row(f"  {clean_text(name)}", say_change(*values), note)
     console.print(table)
+    for measured, failures in run.scoring_failures().items():
+        print_words(console, f"  ! {measured}: {failures}", "yellow")
     for question, answer in answers[:2]:
         console.print(f"  » {clean_text(question)}", style="cyan", overflow="ellipsis")
         console.print(f"  « {clean_text(answer)}", overflow="ellipsis")
@@ -121,7 +124,8 @@ def _say_best(series: "HeldOutSetSeries", metric: str) -> str:
 def _say_end(run: "RunReport") -> Text:
     status, problems = run.status, run.problems()
     state = run.life.state
-    text = Text.assemble(STATE_MARKS[state])
+    bad = state == "completed" and judge(run).tone == "bad"
+    text = Text.assemble(("!", "yellow") if bad else STATE_MARKS[state])
     text.append(f" {state}: {status.progress} steps in {format_duration(status.seconds)}")
     if problems:
         # The worst comes first.
@@ -136,7 +140,8 @@ def _say_measured(measured: Mapping[str, Any], metric: str, kind: str = "") -> s
     samples = measured.get("completions", 0) // (total or 1)
     times = f" × {samples}" if samples > 1 else ""
     prompts = f"{count or total} {kind}prompts{times}" if total else ""
-    return ", ".join(filter(None, [prompts, wording.say_sampling(measured.get("temperature"))]))
+    sampling = wording.say_sampling(measured.get("temperature"))
+    return ", ".join(filter(None, [prompts, sampling]))
 
 
 def _compare(*stages: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
@@ -145,16 +150,13 @@ def _compare(*stages: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
     Each is a metric, its name in words, and its value at each stage; the first stage is before training, the last
     one after it.
     """
-    before, after = stages[0], stages[-1]
+    before = stages[0]
     if len(before.get("rewards", {})) > 1:
         yield "reward", "held-out reward", *(each.get("reward") for each in stages)
     for key, what in (("accuracy", "accuracy"), ("rewards", "mean")):
         for name in before.get(key, {}):
             values = [each.get(key, {}).get(name) for each in stages]
             accuracies = [each.get("accuracy", {}).get(name) for each in stages]
-            if key == "accuracy" and after and values[-1] is None:
-                # A python reward that gave 0 and 1 alone before training, and other scores after it.
-                continue
             if key == "accuracy" or values != accuracies:
                 yield f"{key}/{name}", f"held-out {what} ({name})", *values
     yield from _compare_sources(*stages)

@@ -228,6 +228,8 @@ def _print_result(result: "SweepResult") -> None:
         if cell["verdict"]:
             print_words(console, f"{cell['verdict']}.", "green" if cell["tone"] else "")
     for cell in ranked:
+        for failures in cell["failures"] or ():
+            print_words(console, f"! cell {cell['cell']}, {failures}", "yellow")
         for run in cell["runs"]:
             if run["reason"]:
                 text = f"cell {cell['cell']}, seed {run['seed']}: {run['state']}: {run['reason']}"

@@ -3,13 +3,13 @@
 import json
 import math
 import sys
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from grpo_cli.analysis.diagnosis.history import describe_collapse, find_answers
 from grpo_cli.analysis.metrics import (
     Metric,
     PerPrompt,
@@ -22,7 +22,7 @@ from grpo_cli.analysis.metrics import (
     subtract_logged,
     summarize,
 )
-from grpo_cli.analysis.samples import ScoredCompletion, as_scored, group_by_row
+from grpo_cli.analysis.samples import ScoredCompletion, as_scored, count_failures, group_by_row
 from grpo_cli.errors import RunError, UsageError
 from grpo_cli.eval.folder import EvalFolder
 from grpo_cli.eval.request import WARMUP, EvalRequest
@@ -57,18 +57,20 @@ class Measured:
         """Sampled in all."""
         return sum(each.tokens for group in self.groups for each in group)
 
+    def unscored(self) -> dict[str, Any]:
+        """Return how many completions there are, and how many of them rewards did not score."""
+        scored = [each for group in self.groups for each in group]
+        return {"completions": len(scored), **count_failures(scored)}
+
     def as_json(self, samples: int) -> dict[str, Any]:
         """Return the subject's numbers as the result holds them."""
         metrics = add_logged(summarize(self.values, samples), self.logged, len(self.groups))
         return {
             "prompts": len(self.groups),
-            "completions": sum(map(len, self.groups)),
             "tokens": self.tokens,
             "sampling_s": round(self.seconds, 2),
             "tokens_per_s": round(self.tokens / self.seconds, 1) if self.seconds else None,
-            "failures": dict(
-                Counter(name for group in self.groups for each in group for name in each.failed)
-            ),
+            **self.unscored(),
             "metrics": {name: metric.as_json() for name, metric in metrics.items()},
         }
 
@@ -84,7 +86,7 @@ def read_measured(folder: EvalFolder, subject: str, recipe: Recipe) -> Measured:
     groups = group_by_row([as_scored(each) for chunk in chunks for each in chunk])
     if not groups:
         raise UsageError(f"{folder.path} holds no samples of `{subject}`. Fix: measure it anew")
-    right = right_scores(recipe.rewards, (each.rewards for group in groups for each in group))
+    right = right_scores(recipe.rewards)
     return Measured(
         groups,
         right,
@@ -143,14 +145,33 @@ def finish(
             for name, changes in differences.items()
         },
         "verdicts": {
-            name: say_difference(primary, changes[primary], name, baseline or "")
-            for name, changes in differences.items()
+            name: _say_verdict(name, primary, baseline or "", measured, recipe)
+            for name in differences
         },
         "recipe": recipe.model_dump(mode="json"),
         **({"harness": harness} if harness is not None else {}),
     }
     write_json(folder.result, result)
     return result
+
+
+def _say_verdict(
+    name: str, metric: str, baseline: str, measured: Mapping[str, Measured], recipe: Recipe
+) -> str:
+    """Return what a model gained over the stage before it, then over the baseline, and whether it collapsed."""
+    model = measured[name]
+    stages = [WARMUP] if WARMUP in measured and name != WARMUP else []
+    changes = {
+        stage: compare(measured[stage].values, model.values)[metric]
+        for stage in [*stages, baseline]
+    }
+    answers, *earlier = (
+        find_answers(each.groups, recipe) for each in (model, *(measured[each] for each in changes))
+    )
+    nearest, *others = (say_difference(metric, each, name, of) for of, each in changes.items())
+    if collapse := describe_collapse(recipe, answers, *earlier):
+        others, nearest = [nearest, *others], f"worse: {collapse}"
+    return "; ".join([nearest, *others])
 
 
 def _check_complete(name: str, measured: Measured, samples: int, rows: int) -> None:
@@ -233,6 +254,7 @@ def compare_results(first: str, second: str) -> dict[str, Any]:
         "settings": {
             name: [value, others[name]] for name, value in settings.items() if value != others[name]
         },
+        "unscored": {before: old.unscored(), after: new.unscored()},
         "differences": {name: change.as_json() for name, change in differences.items()},
         "verdict": say_difference(primary, differences[primary], after, before),
     }

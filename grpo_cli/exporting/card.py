@@ -11,8 +11,10 @@ from typing import Any
 from huggingface_hub import ModelCardData
 from jinja2 import Environment, StrictUndefined
 
+from grpo_cli.analysis.diagnosis.diagnosis import examine
+from grpo_cli.analysis.diagnosis.history import read_history
 from grpo_cli.analysis.held_out import read_held_out
-from grpo_cli.analysis.metrics import Metric
+from grpo_cli.analysis.metrics import say_failures, say_metric
 from grpo_cli.exporting.request import TEMPLATE, ExportRequest
 from grpo_cli.models.source import read_licence, resolve_source
 from grpo_cli.recipe.recipe import Recipe
@@ -20,6 +22,7 @@ from grpo_cli.recipe.training import TrainingConfig
 from grpo_cli.recipe.yaml_tree import write_yaml
 from grpo_cli.rewards.building import name_rewards
 from grpo_cli.runs.files import read_object, write_text
+from grpo_cli.runs.metrics import STAGES
 from grpo_cli.runs.run import Run
 
 _LIBRARIES = {"safetensors": "transformers", "adapter": "peft", "gguf": "gguf"}
@@ -183,25 +186,29 @@ def _read_evaluation(request: ExportRequest) -> dict[str, Any] | None:
     held_out, evaluation = read_held_out(run), run.recipe.evaluation
     if request.name != "final" or not held_out.change:
         return None
+    warmed = [held_out.warmup] if held_out.warmup else []
     rows = [
         {
             "name": name,
-            "before": _show(held_out.before.get(name)),
-            "after": _show(held_out.after.get(name)),
-            "gain": _show(gain, "+"),
+            "stages": [
+                say_metric(each.get(name)) for each in (held_out.before, *warmed, held_out.after)
+            ],
+            "gains": [say_metric(each, "+") for each in (gain, *since)],
         }
         for name, gain in held_out.change.items()
+        for since in [[held_out.since_warmup.get(name)] if warmed else []]
     ]
+    collapse = examine(read_history(run)).collapse
+    failures = {stage: say_failures(run.measured(stage)) for stage in STAGES}
     return {
         "rows": rows,
+        "columns": ["before", *(["after the warm-up"] if warmed else []), "after", "difference"]
+        + (["difference since the warm-up"] if warmed else []),
+        "warnings": [
+            *([collapse.seen] if collapse else []),
+            *(f"{STAGES[stage]}, {said}" for stage, said in failures.items() if said),
+        ],
         "prompts": held_out.before["completion_length"].prompts,
         "samples": evaluation.samples_per_prompt,
         "temperature": evaluation.temperature,
     }
-
-
-def _show(metric: Metric | None, sign: str = "") -> str:
-    if metric is None or metric.value is None:
-        return "–"
-    interval = "" if metric.low is None else f" [{metric.low:{sign}.3f}, {metric.high:{sign}.3f}]"
-    return f"{metric.value:{sign}.3f}{interval}"

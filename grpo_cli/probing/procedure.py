@@ -277,7 +277,7 @@ def _judge_signal(session: Session, scored: list[ScoredCompletion]) -> None:
     if context is not None and kept:
         room = max(context - max(kept), 1)
     if recipe.learns_from_rewards:
-        right = right_scores(recipe.rewards, (each.rewards for each in scored))
+        right = right_scores(recipe.rewards)
         probe.signal = read_signal(scored, right)
         issues = judge(probe.signal, probe.lengths, masked=masked, room=room)
         if any(reward.kind == "environment" for reward in recipe.rewards):

@@ -52,8 +52,8 @@ class RewardConfig(Section):
     `model`'s, or `all`, with the results of tools and environments."""
     accuracy: bool | None = None
     """Whether the best score, or 1 if there is none, means that an answer is correct: the share of such answers
-    is then measured as `accuracy/NAME`. By default true for kinds that judge answers, and for a `python` function
-    or an `environment` whose scores are all 0 or 1."""
+    is then measured as `accuracy/NAME`. By default true for kinds that judge answers; set it for a `python`
+    function or an `environment` that does."""
     clip: ScoreRange | None = None
     """Lowest and highest score; scores are clipped to this range."""
 

@@ -17,7 +17,7 @@ from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.report.summary import RunReport, Trend
 from grpo_cli.runs.files import SCHEMA_VERSION
 from grpo_cli.runs.folder import RunFolder
-from grpo_cli.runs.metrics import PHASES, Point, count_averaged
+from grpo_cli.runs.metrics import PHASES, STAGES, Point, count_averaged
 from grpo_cli.runs.run import Run
 
 _NO_SETTINGS = {"name", "description", "expect"}
@@ -73,6 +73,11 @@ def _run_json(run: RunReport) -> dict[str, Any]:
         "metrics": {name: each.as_json() for name, each in find_trends(run).items()},
         "held_out": {name: each.as_json() for name, each in metrics.items()},
         "held_out_warmup": {name: each.as_json() for name, each in run.held_out.warmup.items()},
+        "held_out_unscored": {
+            stage: {key: read.get(key, {}) for key in ("timeouts", "failures")}
+            for stage in STAGES
+            if (read := run.measured(stage))
+        },
         "held_out_reason": measured if isinstance(measured, str) else None,
     }
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from grpo_cli.analysis.metrics import say_metric
 from grpo_cli.batch import derive
 from grpo_cli.errors import SetupError, UsageError, install_extra
 from grpo_cli.report import packing, tables
@@ -79,7 +80,7 @@ def render_page(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["metric"] = tables.format_metric
+    environment.filters["metric"] = say_metric
     return environment.get_template(f"{kind}.html.jinja").render(
         **values,
         written=time.strftime("%Y-%m-%d %H:%M"),
@@ -132,8 +133,8 @@ def _rank(runs: Sequence[RunReport], comparison: RunsComparison) -> dict[str, An
         row = {
             "place": place,
             "name": runs[place].name,
-            "after": tables.format_metric(held_out.after.get(metric)),
-            "change": tables.format_metric(change, "+.3f"),
+            "after": say_metric(held_out.after.get(metric)),
+            "change": say_metric(change, "+"),
             "tone": tables.tone_of(metric, change),
             "facts": dict(facts[place]),
         }

@@ -14,7 +14,7 @@ from grpo_cli.analysis.diagnosis.diagnosis import RULES, Diagnosis, examine
 from grpo_cli.analysis.diagnosis.history import LIKELY, change_between, read_history
 from grpo_cli.analysis.diagnosis.rule import Symptom
 from grpo_cli.analysis.expectations import Comparison, compare_with_own
-from grpo_cli.analysis.metrics import Metric
+from grpo_cli.analysis.metrics import Metric, say_failures
 from grpo_cli.errors import GrpoError, UsageError, nearest
 from grpo_cli.recipe.evaluation import EvaluationConfig
 from grpo_cli.recipe.recipe import Recipe
@@ -22,7 +22,7 @@ from grpo_cli.report.wording import say_sampling
 from grpo_cli.runs.completions import show_content
 from grpo_cli.runs.files import measure_bytes
 from grpo_cli.runs.folder import RunFolder
-from grpo_cli.runs.metrics import LOWER, count_averaged, read_reward_ends
+from grpo_cli.runs.metrics import LOWER, STAGES, count_averaged, read_reward_ends
 from grpo_cli.runs.run import Run
 from grpo_cli.runs.selection import list_folders
 from grpo_cli.runs.status import State
@@ -293,6 +293,16 @@ class RunReport(Run):
             (_on_one_line(last_turn(each.get("prompt"))), _on_one_line(each["text"]))
             for each in self.samples("answers")
         ]
+
+    def scoring_failures(self) -> dict[str, str]:
+        """Return, for each measurement in which answers timed out or failed in scoring, how many."""
+        measured = {f"held out {STAGES[stage]}": self.measured(stage) for stage in STAGES}
+        measured |= {
+            f"{name} at step {step}": each
+            for name, steps in self.during.items()
+            for step, each in steps.items()
+        }
+        return {name: said for name, each in measured.items() if (said := say_failures(each))}
 
     def problems(self) -> list[Symptom]:
         """Return the symptoms that are more than notes, but for the one that is the reason of the end."""

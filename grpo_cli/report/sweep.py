@@ -6,11 +6,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from grpo_cli.analysis.metrics import Metric
+from grpo_cli.analysis.metrics import Metric, say_metric
 from grpo_cli.report.charts import make_line
 from grpo_cli.report.page import read_plotly, render_page
 from grpo_cli.report.summary import RunReport
-from grpo_cli.report.tables import format_metric
 from grpo_cli.runs.files import write_text
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.metrics import Point
@@ -33,18 +32,23 @@ def rank_cells(result: Mapping[str, Any]) -> list[dict[str, Any]]:
         result["cells"], key=lambda cell: -(cell["mean"] or {"value": float("-inf")})["value"]
     )
     best = [cell["mean"]["value"] for cell in cells if cell["cell"] == result["best"]]
+    # Better than a cell is no good news of one whose answers became the same, or are worse than they began.
+    faults = [cell for cell in cells if cell["fault"] and cell["cell"] == result["best"]]
     tied = sum(bool(cell["mean"]) and cell["mean"]["value"] in best for cell in cells) > 1
     return [
         {
             **cell,
             "is_best": bool(cell["mean"]) and cell["mean"]["value"] in best,
             "standing": "tied" if tied else "best",
-            "before_text": format_value(cell["before"]),
+            "before_text": " → ".join(
+                format_value(each) for each in (cell["before"], cell["warmup"]) if each is not None
+            )
+            or "–",
             "finished": f"{sum(run['state'] == 'completed' for run in cell['runs'])}/{len(cell['runs'])}",
             "mean_text": _say(cell["mean"]),
-            "difference_text": _say(cell["difference"], "+.3f"),
+            "difference_text": _say(cell["difference"], "+"),
             "tone": "good"
-            if cell["difference"] and Metric(**cell["difference"]).direction > 0
+            if cell["difference"] and not faults and Metric(**cell["difference"]).direction > 0
             else "",
         }
         for cell in cells
@@ -83,8 +87,8 @@ def say_progress(result: Mapping[str, Any]) -> str:
     return ", ".join([done, *under_way]) if under_way else ""
 
 
-def _say(metric: Mapping[str, Any] | None, form: str = ".3f") -> str:
-    return format_metric(Metric(**metric), form) if metric else "–"
+def _say(metric: Mapping[str, Any] | None, sign: str = "") -> str:
+    return say_metric(Metric(**metric) if metric else None, sign)
 
 
 def write_sweep_page(

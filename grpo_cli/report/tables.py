@@ -10,13 +10,13 @@ from statistics import fmean
 from typing import Any
 
 from grpo_cli.analysis.held_out import SHARES, direction, sort_names
-from grpo_cli.analysis.metrics import Metric
+from grpo_cli.analysis.metrics import Metric, say_metric
 from grpo_cli.batch import BatchPlan, plan_batch
 from grpo_cli.checks.arithmetic import batch_inputs
 from grpo_cli.recipe.comparison import flatten, list_choices
 from grpo_cli.report.summary import RunReport, Trend
 from grpo_cli.runs.metrics import PHASES
-from grpo_cli.units import format_duration
+from grpo_cli.units import format_duration, format_value
 
 _SCORES = ("accuracy/", "reward")
 """Prefixes of metrics of which several may say the same."""
@@ -40,14 +40,14 @@ def list_measured(run: RunReport) -> list[dict[str, Any]]:
         row = {
             "name": name,
             "same": same,
-            "before": format_metric(before),
-            "after": format_metric(after),
-            "change": format_metric(change, "+.3f"),
+            "before": say_metric(before),
+            "after": say_metric(after),
+            "change": say_metric(change, "+"),
             "tone": tone_of(name, change),
             "prompts": known.prompts if known else 0,
             # Of a run without a warm-up there are no such columns.
-            "warmup": format_metric(warmup) if held_out.warmup else None,
-            "since_warmup": format_metric(since, "+.3f") if held_out.warmup else None,
+            "warmup": say_metric(warmup) if held_out.warmup else None,
+            "since_warmup": say_metric(since, "+") if held_out.warmup else None,
         }
         rows.append(row)
     return rows
@@ -95,15 +95,6 @@ def tone_of(name: str, change: Metric | None) -> str:
     if not name.startswith((*SHARES, "reward", "likelihood_gap")):
         return ""
     return {1: "good", 0: "", -1: "bad"}[direction(change)]
-
-
-def format_metric(metric: Metric | None, form: str = ".3f") -> str:
-    """Return a mean with its interval, such as `0.810 (0.722 to 0.875)`."""
-    if metric is None or metric.value is None:
-        return "–"
-    digits = form if abs(metric.value) < 100 else form.replace(".3", ".1")
-    interval = "" if metric.low is None else f" ({metric.low:{digits}} to {metric.high:{digits}})"
-    return f"{metric.value:{digits}}{interval}".replace("-", "−")
 
 
 def list_rewards(run: RunReport) -> list[dict[str, Any]]:
@@ -195,9 +186,9 @@ def list_facts(run: RunReport) -> list[tuple[str, str]]:
     measured = [each.get(name) for each in stages]
     if any(measured):
         known = [each.value if each else None for each in measured]
-        values = ("–" if value is None else f"{value:.3f}" for value in known)
+        values = map(format_value, known)
         sampling = f", {run.sampling}" if run.sampling else ""
-        facts[f"held-out {name}{sampling}"] = " → ".join(values).replace("-", "−")
+        facts[f"held-out {name}{sampling}"] = " → ".join(values)
     facts["learning rate"] = f"{recipe.training.learning_rate:g}"
     facts["model"] = _show_path(recipe.model.path)
     facts["final model"] = run.chosen
@@ -216,7 +207,7 @@ def show_trend(trend: Trend) -> str:
     noise = " (no more than noise)" if trend.is_noise else ""
     if trend.difference and trend.error is None:
         noise = " (noise not known)"
-    return f"{trend.first:.3f} → {trend.last:.3f}{noise}".replace("-", "−")
+    return f"{format_value(trend.first)} → {format_value(trend.last)}{noise}"
 
 
 def _show_path(path: str) -> str:

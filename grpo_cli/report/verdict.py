@@ -3,15 +3,14 @@
 A gain is claimed only if its interval excludes 0.
 """
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from grpo_cli.analysis.estimates import ALL_EQUAL
-from grpo_cli.analysis.held_out import HeldOut, direction
+from grpo_cli.analysis.held_out import HeldOut, Tone, direction, find_tone
 from grpo_cli.analysis.metrics import RANKING, Metric
 from grpo_cli.report.summary import RunReport, Trend
-from grpo_cli.units import count_noun, format_duration
+from grpo_cli.units import count_noun, format_duration, format_value
 
-Tone = Literal["good", "bad", "plain"]
 _BROKEN = ("failed", "interrupted")
 _MOST_MOVED = 4
 """Rewards in one sentence; all stand in the table of held-out numbers."""
@@ -27,7 +26,15 @@ class Verdict(NamedTuple):
 def judge(run: RunReport) -> Verdict:
     """Return the verdict on a run."""
     gain = _tell_gain(run) or _tell_reward(run)
-    parts = [gain, _tell_moved(run.held_out), _tell_problems(run)]
+    failures = [f"{name}: {said}" for name, said in run.scoring_failures().items()]
+    collapse = run.diagnosis.collapse
+    parts = [
+        collapse.seen if collapse else "",
+        gain,
+        _tell_moved(run.held_out),
+        *failures[:_MOST_MOVED],
+        _tell_problems(run),
+    ]
     result = "; ".join(part for part in parts if part)
     return Verdict(f"{_tell_progress(run)}{f': {result}' if result else ''}.", _tone(run))
 
@@ -55,27 +62,33 @@ def first_line(reason: str) -> str:
 
 
 def _tell_gain(run: RunReport) -> str:
-    """Return what training did to the held-out prompts; empty if it was not measured twice."""
+    """Return what training did to the held-out prompts; empty if it was not measured twice.
+
+    Of a run with a warm-up that is what GRPO did since, and then how the model was before.
+    """
     held_out, name = run.held_out, run.held_out.primary
-    before, after = held_out.before.get(name), held_out.after.get(name)
-    if not before or not after or before.value is None or after.value is None:
+    after, warmed = held_out.after.get(name), held_out.warmup.get(name)
+    before = held_out.before.get(name)
+    start = warmed or before
+    if not start or not after or start.value is None or after.value is None:
         return ""
-    what, change = f"held-out {_name_metric(name)}", held_out.change.get(name)
-    warmed = held_out.warmup.get(name)
-    between = (
-        f" ({warmed.value:.3f} after the warm-up)" if warmed and warmed.value is not None else ""
-    )
-    values = f"from {before.value:.3f}{between} to {after.value:.3f}"
+    what = f"held-out {_name_metric(name)}"
+    change = (held_out.since_warmup if warmed else held_out.change).get(name)
+    since = " after the warm-up" if warmed else ""
+    values = f"from {format_value(start.value)}{since} to {format_value(after.value)}"
+    more = ""
+    if warmed and before:
+        whole = held_out.change.get(name)
+        gain = f" ({format_change(whole)} in all)" if whole else ""
+        more = f"; before the warm-up it was {format_value(before.value)}{gain}"
     sampling = [f"sampled {run.sampling}"] if run.sampling else []
     if change is None or change.value is None or change.low is None or change.high is None:
         why = _tell_why((change or after).reason or "") or f"{after.prompts} prompts"
-        return f"{what} went {values} ({'; '.join([*sampling, why])})"
+        return f"{what} went {values} ({'; '.join([*sampling, why])}){more}"
     proof = ", ".join([format_change(change), f"{change.prompts:,} prompts", *sampling])
-    gained = held_out.since_warmup.get(name)
-    since = f"; of that, {format_change(gained)} since the warm-up" if gained else ""
     if change.low <= 0 <= change.high:
-        return f"no change of {what} is shown: {values} ({proof}){since}"
-    return f"{what} {'rose' if change.value > 0 else 'fell'} {values} ({proof}){since}"
+        return f"no change of {what} is shown: {values} ({proof}){more}"
+    return f"{what} {'rose' if change.value > 0 else 'fell'} {values} ({proof}){more}"
 
 
 def _tell_why(reason: str) -> str:
@@ -91,7 +104,7 @@ def _tell_moved(held_out: HeldOut) -> str:
     for name, change in list(held_out.moved().items())[:_MOST_MOVED]:
         before, after = (stage[name].value or 0.0 for stage in (held_out.before, held_out.after))
         way = "rose" if direction(change) > 0 else "fell"
-        values = f"{before:.3f} to {after:.3f} ({format_change(change)})".replace("-", "−")
+        values = f"{format_value(before)} to {format_value(after)} ({format_change(change)})"
         kind, _, reward = name.partition("/")
         kind = "accuracy" if kind == "accuracy" else "reward"
         moved.append(
@@ -110,12 +123,8 @@ def _name_metric(name: str) -> str:
 
 def format_change(change: Metric) -> str:
     """Return a difference with its interval, such as `+0.510, 95 % interval +0.400 to +0.620`."""
-    if change.value is None:
-        return "–"
-    interval = (
-        "" if change.low is None else f", 95 % interval {change.low:+.3f} to {change.high:+.3f}"
-    )
-    return f"{change.value:+.3f}{interval}".replace("-", "−")
+    interval = change.say_interval("+")
+    return f"{format_value(change.value, '+')}{f', 95 % interval {interval}' if interval else ''}"
 
 
 def _tell_reward(run: RunReport) -> str:
@@ -129,19 +138,23 @@ def _tell_reward(run: RunReport) -> str:
     if run.is_over and not run.held_out.after:
         over += ", not measured on held-out prompts"
         over += " afterwards" if run.held_out.before else ""
-    values = f"from {trend.first:.3f} to {trend.last:.3f}{_tell_noise(trend)}".replace("-", "−")
+    values = f"from {format_value(trend.first)} to {format_value(trend.last)}{_tell_noise(trend)}"
     return f"{'training reward' if metric == 'reward' else name} went {values} ({over})"
 
 
 def _tell_noise(trend: Trend) -> str:
     if not trend.difference:
         return ""
-    difference = f", {trend.difference:+.3f}"
+    difference = f", {format_value(trend.difference, '+')}"
     if trend.margin is None:
         return f"{difference}, of too few records to know their noise"
     if trend.is_noise:
-        return f"{difference}, which is no more than its noise (±{trend.margin:.3f})"
-    return f"{difference} with a noise of ±{trend.margin:.3f}" if trend.margin else difference
+        return f"{difference}, which is no more than its noise (±{format_value(trend.margin)})"
+    return (
+        f"{difference} with a noise of ±{format_value(trend.margin)}"
+        if trend.margin
+        else difference
+    )
 
 
 def _tell_problems(run: RunReport) -> str:
@@ -166,10 +179,9 @@ def _tell_problems(run: RunReport) -> str:
 def _tone(run: RunReport) -> Tone:
     if run.life.state in _BROKEN or run.diagnosis.errors:
         return "bad"
-    way = direction(run.held_out.change.get(run.held_out.primary))
-    if way > 0 and not _lost(run):
-        return "good"
-    return "bad" if way < 0 else "plain"
+    changes = run.held_out.stages.values()
+    tone = find_tone(changes, collapsed=run.diagnosis.collapse is not None)
+    return "plain" if tone == "good" and _lost(run) else tone
 
 
 def _lost(run: RunReport) -> bool:

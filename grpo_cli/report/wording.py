@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.text import Text
 
+from grpo_cli.analysis.metrics import say_failures
 from grpo_cli.runs.metrics import PHASES, STAGES, STEP, Step, read_rewards
-from grpo_cli.units import count_noun, format_duration
+from grpo_cli.units import count_noun, format_duration, format_value
 
 if TYPE_CHECKING:
     from grpo_cli.analysis.diagnosis.rule import Symptom
@@ -148,7 +149,8 @@ def _say_measurement(record: Mapping[str, Any]) -> str:
     when = STAGES[record["when"]]
     if not scores and (length := record.get("completion_length")) is not None:
         scores = f"completions of {length:.1f} tokens"
-    return f"{when}, {', '.join(measured)}: {scores or 'no rewards'}"
+    failures = say_failures(record)
+    return f"{when}, {', '.join(measured)}: {scores or 'no rewards'}{f'; {failures}' if failures else ''}"
 
 
 def _say_warmup(record: Mapping[str, Any]) -> str:
@@ -164,7 +166,7 @@ def _say_evaluation(record: Mapping[str, Any]) -> str | None:
         sampled = f", sampled {sampling}" if sampling else ""
         said.append(f"eval reward {record['eval_reward']:.3f}{sampled}")
     if record.get("eval_ranking") is not None:
-        gap = f"{record['eval_likelihood_gap']:+.3f}"
+        gap = format_value(record["eval_likelihood_gap"], "+")
         said.append(f"pairs ranked right {record['eval_ranking']:.3f}  likelihood gap {gap}")
     said += list(_say_held_out_sets(record))
     return f"step {record['step']}  {'  '.join(said)}" if said else None

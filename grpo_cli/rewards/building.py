@@ -1,7 +1,7 @@
 """From a recipe's list to rewards that score: names, parameters, and time limits."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import SimpleNamespace
@@ -30,9 +30,6 @@ from grpo_cli.rewards.scoring import (
 
 if TYPE_CHECKING:
     from grpo_cli.rewards.pool import WorkerPool
-
-UNDECIDED = ("python", "environment")
-"""Kinds of which only the scores tell whether they judge answers."""
 
 
 def build_rewards(configs: Sequence[RewardConfig], context: RewardContext) -> list[Reward]:
@@ -66,28 +63,13 @@ def build_rewards(configs: Sequence[RewardConfig], context: RewardContext) -> li
     return rewards
 
 
-def right_scores(
-    configs: Sequence[RewardConfig], scores: Iterable[Mapping[str, float | None]] = ()
-) -> dict[str, float]:
-    """Return the score of a right answer for each reward that judges answers, by name; builds none.
-
-    Args:
-        configs: The recipe's `rewards`.
-        scores: Scores of completions, by reward: a `python` function, or an environment, of which the recipe
-            does not say whether it judges answers does so if these are all 0 or 1.
-    """
-    undecided = {id(each) for each in configs if each.kind in UNDECIDED and each.accuracy is None}
-    # They may come from files, which are read only if they decide something.
-    seen = list(scores) if undecided else []
-    right = {}
-    for name, config in zip(name_rewards(configs), configs, strict=True):
-        score = _right_score(config, _best_answer(config))
-        if id(config) in undecided:
-            judges = all(each.get(name) in (None, 0, 1) for each in seen)
-            score = _right_score(config, 1.0) if judges else None
-        if score is not None:
-            right[name] = score
-    return right
+def right_scores(configs: Sequence[RewardConfig]) -> dict[str, float]:
+    """Return the score of a right answer by name, for each reward that is declared to judge answers."""
+    scores = {
+        name: _right_score(config, _best_answer(config))
+        for name, config in zip(name_rewards(configs), configs, strict=True)
+    }
+    return {name: score for name, score in scores.items() if score is not None}
 
 
 def right_answers(configs: Sequence[RewardConfig], named: str | None) -> dict[str, float]:

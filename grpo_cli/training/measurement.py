@@ -17,6 +17,7 @@ from grpo_cli.analysis.metrics import LOGGED, PerPrompt, add_logged, per_prompt,
 from grpo_cli.analysis.samples import (
     MetricLog,
     ScoredCompletion,
+    count_failures,
     group_by_row,
     score_samples,
 )
@@ -234,7 +235,7 @@ class Measurer:
         self, scored: list[ScoredCompletion], logged: dict[str, float], seconds: float
     ) -> dict[str, Any]:
         groups = group_by_row(scored)
-        right = right_scores(self.session.recipe.rewards, (each.rewards for each in scored))
+        right = right_scores(self.session.recipe.rewards)
         sources = () if self.source else tuple(self.session.recipe.dataset.shares)
         values = per_prompt(groups, right, sources)
         metrics = summarize(values, self.evaluation.samples_per_prompt)
@@ -250,6 +251,7 @@ class Measurer:
             "held_out": hashlib.sha256(held_out).hexdigest()[:16],
             "prompts": len(groups),
             "completions": len(scored),
+            **count_failures(scored),
             "reward": _mean(values["reward"]) if rewards else None,
             "rewards": {name: _mean(values[f"rewards/{name}"]) for name in rewards},
             "accuracy": {name: _mean(values[f"accuracy/{name}"]) for name in right},

@@ -99,7 +99,7 @@ class SweepResult:
     def _cell_json(self, cell: Cell) -> dict[str, Any]:
         result = self.comparison.cells.get(cell.number)
         plain = asdict(result) if result else {}
-        numbers = ("before", "mean", "difference", "seeds_needed", "verdict")
+        numbers = "before warmup mean collapsed failures difference seeds_needed verdict".split()
         return {
             "cell": cell.number,
             "label": cell.label,
@@ -116,6 +116,7 @@ class SweepResult:
                 for run in cell.runs
             ],
             **{name: plain.get(name) for name in numbers},
+            "fault": result.fault if result else "",
         }
 
 

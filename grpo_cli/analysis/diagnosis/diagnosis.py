@@ -75,6 +75,12 @@ class Diagnosis:
         return tuple(each for each in self.symptoms if each.level == "error")
 
     @property
+    def collapse(self) -> Symptom | None:
+        """The answers became the same for all prompts: no number of the run is good news then."""
+        rule = progress.held_out_collapse.name
+        return next((each for each in self.symptoms if each.rule == rule), None)
+
+    @property
     def checked(self) -> int:
         """How many rules could be checked."""
         return self.rules - len(self.skipped)

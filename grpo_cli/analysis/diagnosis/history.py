@@ -36,6 +36,11 @@ _FIRST = 3
 _ALIKE = 1 / 3
 """Share of its rise by which a reward may deviate and still be near an unknown highest value: that of nine right
 answers in ten, sqrt(0.9 * 0.1) / 0.9."""
+FEWEST_PROMPTS = 5
+ALIKE, _APART = 0.9, 0.7
+"""Shares of the commonest answer: from where on answers are all the same, and up to where they were not."""
+_SHOWN = 30
+"""Characters of an answer."""
 _FALLING = 0.05
 """A share that falls by so much from one half of the window to the other mends itself."""
 _NEAR = 0.1
@@ -105,11 +110,44 @@ def read_answers(run: Run, when: When) -> Answers | None:
         groups = group_by_row([as_scored(each) for each in run.samples(when)])
     except TypeError:
         return None
-    if not groups:
-        return None
+    return find_answers(groups, run.recipe) if groups else None
+
+
+def find_answers(groups: "Sequence[Sequence[ScoredCompletion]]", recipe: Recipe) -> Answers:
+    """Return the answers of a measurement, by prompt."""
+    from grpo_cli.rewards.building import right_scores
+
     texts = Counter(_own_text(each) for group in groups for each in group)
     commonest, count = texts.most_common(1)[0]
-    return Answers(len(groups), commonest, count / texts.total(), per_prompt(groups, {}))
+    values = per_prompt(groups, right_scores(recipe.rewards))
+    return Answers(len(groups), commonest, count / texts.total(), values)
+
+
+def describe_collapse(
+    recipe: Recipe, after: Answers | None, *earlier: Answers | None
+) -> str | None:
+    """Return in words that answers became the same for all prompts, and are not right; None if they did not.
+
+    Args:
+        recipe: That they were measured with.
+        after: Answers of the model.
+        earlier: Those of the stages before, as of the model it began as; unknown ones are ignored.
+    """
+    measured = [each for each in (*earlier, after) if each is not None]
+    if after is None or len(measured) < 2 or after.share < ALIKE:
+        return None
+    differing = min(measured[:-1], key=lambda each: each.share)
+    if differing.share > _APART or min(each.prompts for each in measured) < FEWEST_PROMPTS:
+        return None
+    accuracies = [name for name in after.values if name.startswith("accuracy/")]
+    if any(after.mean(name) >= ALIKE for name in accuracies) or after.mean() >= near_best(recipe):
+        return None
+    text = after.commonest
+    shown = repr(f"{text[:_SHOWN]}…" if len(text) > _SHOWN else text) if text else "empty"
+    return (
+        f"{after.share:.0%} of the held-out answers to {after.prompts} prompts are {shown} (should be "
+        f"below {ALIKE:.0%}); earlier, {differing.share:.0%} were the same"
+    )
 
 
 def _own_text(answer: "ScoredCompletion") -> str:
@@ -247,6 +285,23 @@ def score_bounds(entry: RewardConfig) -> tuple[float, float]:
     except (RewardError, ValidationError):
         # The run was trained elsewhere, with a package or a version that is not here.
         return -inf, inf
+
+
+def metric_bounds(metric: str, recipe: Recipe) -> tuple[float, float]:
+    """Return the least and greatest mean of an accuracy, a reward or the total, as the rewards declare it."""
+    from grpo_cli.rewards.building import name_rewards
+
+    if metric.startswith("accuracy/"):
+        return 0.0, 1.0
+    named = dict(zip(name_rewards(recipe.rewards), recipe.rewards, strict=True))
+    if (entry := named.get(metric.removeprefix("rewards/"))) is not None:
+        return score_bounds(entry)
+    weighted = [(each.weight, score_bounds(each)) for each in named.values() if each.weight]
+    ends = [sorted((weight * low, weight * high)) for weight, (low, high) in weighted]
+    if len(ends) > 1:
+        # A reward that does not apply to a row adds nothing to its total.
+        ends = [[min(low, 0.0), max(high, 0.0)] for low, high in ends]
+    return sum(low for low, _ in ends), sum(high for _, high in ends)
 
 
 def rewards_of(recipe: Recipe, source: str) -> Recipe:

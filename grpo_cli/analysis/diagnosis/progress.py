@@ -6,13 +6,15 @@ from math import sqrt
 from statistics import fmean
 
 from grpo_cli.analysis.diagnosis.history import (
+    ALIKE,
+    FEWEST_PROMPTS,
     NOW,
     SURE,
     Answers,
     Change,
     History,
     change_between,
-    near_best,
+    describe_collapse,
 )
 from grpo_cli.analysis.diagnosis.rewards import JUDGES, MAY_JUDGE, less_weight
 from grpo_cli.analysis.diagnosis.rule import Rule, on_run, slower, try_rewards
@@ -31,11 +33,6 @@ _LEAST_LOSS = 0.1
 _LEAST_FALL = 0.3
 """Of what was gained."""
 _ANSWERS = ("eval/before.jsonl", "eval/after.jsonl")
-_FEWEST_PROMPTS = 5
-_ALIKE, _APART = 0.9, 0.5
-"""Shares of the commonest answer: from where on answers are all the same, and up to where they were not."""
-_SHOWN = 30
-"""Characters of an answer."""
 
 
 @Rule(
@@ -145,40 +142,31 @@ def _held_out(history: History) -> Change | None:
     _ANSWERS,
     window=0,
     min_records=0,
-    threshold=f"{_ALIKE:.0%} of the answers to {_FEWEST_PROMPTS} prompts or more are the same text or empty, at "
-    f"most {_APART:.0%} were before, and they are not right",
+    threshold=f"{ALIKE:.0%} of the answers to {FEWEST_PROMPTS} prompts or more are the same text or empty, fewer "
+    "were before training or after the warm-up, and they are not right",
     source="ours: different prompts have different answers, unless nearly all of them are right",
 )
 def held_out_collapse(history: History) -> Issue | None:
     """A model that gives the same answer to everything has unlearned its task, whatever the reward is."""
-    before, after = history.answers_before, history.answers_after
-    if before is None or after is None or min(before.prompts, after.prompts) < _FEWEST_PROMPTS:
-        return None
-    if after.share < _ALIKE or before.share > _APART or _is_right(history, after):
-        return None
-    text = after.commonest
-    shown = repr(f"{text[:_SHOWN]}…" if len(text) > _SHOWN else text) if text else "empty"
-    seen = (
-        f"{after.share:.0%} of the held-out answers to {after.prompts} prompts are {shown} (should be "
-        f"below {_ALIKE:.0%}); before training {before.share:.0%} were the same"
+    before, warmed, after = (
+        history.answers_before,
+        history.answers_warmed,
+        history.answers_after,
     )
-    if (warmed := history.answers_warmed) and warmed.share >= _ALIKE:
+    seen = describe_collapse(history.recipe, after, warmed, before)
+    if seen is None or before is None or after is None:
+        return None
+    if warmed and warmed.share >= ALIKE:
         seen += f", after the warm-up {warmed.share:.0%}"
         fix = "a shorter warm-up (`warmup.max_steps`), or one with answers that differ more"
-        return Issue(seen, fix, level="warning")
-    if after.mean() <= before.mean():
-        return Issue(seen, _go_back(history), level="warning")
+        return Issue(seen, fix)
+    if after.mean() <= (warmed or before).mean():
+        return Issue(seen, _go_back(history))
     fix = (
         f"the reward rose with it, so change the reward: {try_rewards(history)} shows what it rewards, and it "
         "must ask for what one answer to everything cannot give"
     )
-    return Issue(seen, fix, level="warning")
-
-
-def _is_right(history: History, after: Answers) -> bool:
-    shares = history.metrics.measured.get("after", {}).get("accuracy", {}).values()
-    right = any(share is not None and share >= 0.9 for share in shares)
-    return right or after.mean() >= near_best(history.recipe)
+    return Issue(seen, fix)
 
 
 @Rule(
@@ -196,6 +184,13 @@ def held_out_loss(history: History) -> Issue | None:
     before, after = history.answers_before, history.answers_after
     if before is None or after is None:
         return None
+    # What the warm-up gained, GRPO may have lost.
+    stages = (("the warm-up", history.answers_warmed), ("training began", before))
+    found = (_find_loss(history, name, stage, after) for name, stage in stages if stage)
+    return next(filter(None, found), None)
+
+
+def _find_loss(history: History, since: str, before: Answers, after: Answers) -> Issue | None:
     changes = compare(before.values, after.values)
     serious, falls, gains = False, [], []
     for place, name, entry in history.rewards():
@@ -212,7 +207,8 @@ def held_out_loss(history: History) -> Issue | None:
         serious = True
     if not falls:
         return None
-    seen = f"held out, on {changes['reward'].prompts} prompts, {'; '.join(falls)}"
+    on = f"on {changes['reward'].prompts} prompts" if "reward" in changes else "held out"
+    seen = f"since {since}, held out, {on}, {'; '.join(falls)}"
     gained = after.mean() > before.mean()
     gain, place, name, entry = max(gains, key=lambda each: each[0])
     if gained and gain > 0:

@@ -59,9 +59,9 @@ def make_cells(root, scores):
         (
             [2, 3, 2],
             [15, 16, 15],
-            "high is better than low: +0.65 in accuracy/math (95 % interval +0.4",
+            "high is better than low: +0.650 in accuracy/math (95 % interval +0.4",
         ),
-        ([6, 10, 8], [11, 9, 13], "high and low: no clear difference, +0.15 in accuracy/math"),
+        ([6, 10, 8], [11, 9, 13], "high and low: no clear difference, +0.150 in accuracy/math"),
         ([4, 4, 4], [4, 4, 4], "are equal in accuracy/math for every prompt and seed"),
         (
             [2],

@@ -85,7 +85,7 @@ def test_the_same_prompts_are_paired_whatever_their_rows(tmp_path):
     accuracy = found.differences["accuracy/math"]
     assert accuracy.value == pytest.approx(12 / 15)
     assert 0 < accuracy.low < accuracy.value < accuracy.high <= 1
-    assert found.verdict.startswith("better: +0.8 in accuracy/math (95 % interval +")
+    assert found.verdict.startswith("better: +0.800 in accuracy/math (95 % interval +")
     assert found.verdict.endswith("over sums/seed-1 on the same 15 prompts")
     assert json.loads(json.dumps(compare(base, other).as_json()))["held_out"][0]["prompts"] == 15
 
@@ -179,7 +179,7 @@ def test_scored_runs_are_compared_by_what_they_rank(tmp_path):
     (found,) = compare(*runs).held_out
     assert found.primary == "accuracy/ranking"
     assert found.differences["accuracy/ranking"].value == 1.0
-    assert found.verdict.startswith("better: +1 in accuracy/ranking against sums/seed-1")
+    assert found.verdict.startswith("better: +1.000 in accuracy/ranking against sums/seed-1")
 
 
 def test_a_damaged_record_is_passed_over(tmp_path):

@@ -141,9 +141,9 @@ def test_runs_lie_over_each_other_with_their_differences(tmp_path, monkeypatch):
     ]  # fmt: skip
     assert order == sorted(order)
     # The paired differences of equal metrics are in one row.
-    assert "accuracy/ math = reward = rewards/ math +0.7" in text
+    assert "accuracy/ math = reward = rewards/ math +0.700" in text
     assert "training.learning_rate 1e-05 2e-05" in text
-    assert "Better: +0.7 in accuracy/math" in text
+    assert "Better: +0.700 in accuracy/math" in text
     with pytest.raises(UsageError, match=r"report.html exists"):
         write_page(*runs)
     assert write_page(*runs, force=True)

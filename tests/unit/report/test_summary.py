@@ -57,7 +57,7 @@ def test_the_rule_that_stopped_a_run_is_its_reason_and_not_said_twice(tmp_path, 
 
 def test_the_end_says_how_much_was_found(tmp_path, capsys):
     print_summary(RunReport(make_sick_run(tmp_path)))
-    assert "✓ completed: 0/40 steps in 0s, 3 problems" in capsys.readouterr().out
+    assert "! completed: 0/40 steps in 0s, 3 problems" in capsys.readouterr().out
 
 
 def test_a_run_that_a_rule_stopped_is_told_how_it_is_not_stopped_again(tmp_path, capsys):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from grpo_cli.analysis.metrics import Metric
+from grpo_cli.analysis.metrics import Metric, say_metric
 from grpo_cli.report import tables
 from grpo_cli.report.comparison import show_apart, tell_settings
 from grpo_cli.report.summary import RunReport
@@ -177,10 +177,10 @@ def test_the_learning_rate_is_among_the_facts(tmp_path):
 
 
 def test_numbers_are_written_with_their_interval():
-    assert tables.format_metric(Metric(0.81, 0.722, 0.875, 100)) == "0.810 (0.722 to 0.875)"
-    assert tables.format_metric(Metric(-0.5, None, None, 3, "few"), "+.3f") == "−0.500"
-    assert tables.format_metric(Metric(250.0, 240.0, 260.0, 9)) == "250.0 (240.0 to 260.0)"
-    assert tables.format_metric(None) == "–"
+    assert say_metric(Metric(0.81, 0.722, 0.875, 100)) == "0.810 (0.722 to 0.875)"
+    assert say_metric(Metric(-0.5, None, None, 3, "few"), "+") == "−0.500"
+    assert say_metric(Metric(250.0, 240.0, 260.0, 9)) == "250.0 (240.0 to 260.0)"
+    assert say_metric(None) == "–"
     assert tables.tone_of("accuracy/math", Metric(0.1, 0.05, 0.2, 9)) == "good"
     assert tables.tone_of("accuracy/math", Metric(0.1, -0.05, 0.2, 9)) == ""
     # Longer is neither better nor worse.

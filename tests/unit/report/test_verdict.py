@@ -5,10 +5,13 @@ import platform
 import random
 from dataclasses import replace
 
+from grpo_cli.analysis.cells import compare_cells
 from grpo_cli.analysis.diagnosis.diagnosis import Diagnosis
 from grpo_cli.analysis.diagnosis.rule import Symptom
+from grpo_cli.cli.summary import print_summary
 from grpo_cli.report.summary import RunReport
 from grpo_cli.report.verdict import judge
+from grpo_cli.report.wording import format_event
 from grpo_cli.runs.files import write_json
 from grpo_cli.runs.status import StatusFile
 from tests.run_folders import make_finished_run, write_samples
@@ -48,8 +51,60 @@ def test_a_gain_is_split_at_the_warm_up(tmp_path):
     run = make_finished_run(tmp_path, warmed=0.5)
     measure(run, [0.0] * 90 + [1.0] * 10, [0.0] * 20 + [1.0] * 80, [0.0] * 50 + [1.0] * 50)
     text = verdict_on(run).text
-    assert "rose from 0.100 (0.500 after the warm-up) to 0.800 (+0.700" in text
-    assert "of that, +0.300, 95 % interval" in text
+    assert "rose from 0.500 after the warm-up to 0.800 (+0.300, 95 % interval" in text
+    assert "; before the warm-up it was 0.100 (+0.700, 95 % interval" in text
+
+
+def make_collapsed_run(root):
+    """Answers right for 36, then 55 and then 40 of 100 prompts, the last ones all with one word."""
+    run = make_finished_run(root, warmed=0.55)
+    shares = [[0.0] * (100 - right) + [1.0] * right for right in (36, 40, 55)]
+    measure(run, *shares)
+    for when, words in (("before", "abcd"), ("warmup", "abcd"), ("after", "b")):
+        path = run.evaluations / f"{when}.jsonl"
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        for place, line in enumerate(lines):
+            line["text"] = words[place % len(words)]
+        path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    return run
+
+
+def test_a_run_is_judged_by_the_stage_before_and_a_collapse_is_never_good(tmp_path, capsys):
+    run = RunReport(make_collapsed_run(tmp_path))
+    text, tone = judge(run)
+    assert tone == "bad"
+    assert "100% of the held-out answers to 100 prompts are 'b'" in text
+    assert "accuracy fell from 0.550 after the warm-up to 0.400 (−0.150, 95 % interval" in text
+    assert "before the warm-up it was 0.360 (+0.040" in text
+    assert {each.rule for each in run.diagnosis.errors} == {"held_out_collapse"}
+    assert "since the warm-up" in next(
+        each.seen for each in run.diagnosis.symptoms if each.rule == "held_out_loss"
+    )
+    print_summary(run)
+    assert "✓" not in capsys.readouterr().out
+    cells = compare_cells({1: {1: run}}, {1: "beta 0"})
+    assert (
+        cells.cells[1].verdict == "beta 0: 1 of 1 run ended with one answer to all held-out prompts"
+    )
+
+
+def test_answers_that_were_not_scored_are_told_beside_the_numbers(tmp_path, capsys):
+    run = make_finished_run(tmp_path)
+    told = {"prompts": 50, "completions": 100, "rewards": {"own": 0.3}, "accuracy": {}}
+    unscored = {"timeouts": {"own": 13}, "failures": {"judge": 2}}
+    write_json(run.evaluations / "before.json", {**told, **unscored})
+    write_json(run.evaluations / "after.json", told)
+    report = RunReport(run)
+    words = (
+        "held out before training: 13 of 100 answers timed out in scoring (own), 2 of 100 answers failed in "
+        "scoring (judge)"
+    )
+    assert words in judge(report).text
+    print_summary(report)
+    assert words in " ".join(capsys.readouterr().out.split())
+    assert report.summary_json()["before"]["timeouts"] == {"own": 13}
+    record = {"event": "measure", "when": "before", **told, **unscored}
+    assert "; 13 of 100 answers timed out" in format_event(record)
 
 
 def test_no_gain_is_claimed_where_the_interval_holds_zero(tmp_path):

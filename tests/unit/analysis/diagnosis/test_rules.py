@@ -122,7 +122,7 @@ SHOWN = {
             checkpoints=(10, 40),
             run="runs/a/1",
         ),
-        "100% of the held-out answers to 12 prompts are empty (should be below 90%); before training 8% were the "
+        "100% of the held-out answers to 12 prompts are empty (should be below 90%); earlier, 8% were the "
         "same",
         "`training.learning_rate: 2e-06`, or an earlier checkpoint: `grpo eval runs/a/1 --checkpoint 10`",
     ),
