@@ -67,7 +67,7 @@ def _show_minus(number: str) -> str:
 def count_noun(number: int, noun: str) -> str:
     """`1 error`, `2 errors`, `3 processes`."""
     plural = "es" if noun.endswith("s") else "s"
-    return f"{number} {noun}{'' if number == 1 else plural}"
+    return f"{number:,} {noun}{'' if number == 1 else plural}"
 
 
 def spread(total: int, count: int) -> list[int]:

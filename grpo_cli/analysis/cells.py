@@ -6,7 +6,13 @@ from statistics import fmean
 
 from grpo_cli.analysis.diagnosis.diagnosis import examine
 from grpo_cli.analysis.diagnosis.history import metric_bounds, read_history
-from grpo_cli.analysis.estimates import ALL_EQUAL, FEWEST_CLUSTERS, CrossedMean, crossed_mean
+from grpo_cli.analysis.estimates import (
+    ALL_EQUAL,
+    FEWEST_CLUSTERS,
+    CrossedMean,
+    crossed_mean,
+    say_too_few,
+)
 from grpo_cli.analysis.held_out import (
     Measurement,
     find_primary,
@@ -201,7 +207,7 @@ def _compare(
     width = bounds[1] - bounds[0]
     difference = _as_metric(mean, len(prompts), (-width, width))
     if metric != TRAINING and len(prompts) < FEWEST_CLUSTERS:
-        few = f"{len(prompts)} prompts are too few for an interval (at least {FEWEST_CLUSTERS})"
+        few = say_too_few(len(prompts))
         difference = Metric(mean.value, None, None, len(prompts), few)
     needed = None if difference.direction or difference.reason else mean.seeds_needed()
     verdict = _say(difference, needed, mean, metric, labels)

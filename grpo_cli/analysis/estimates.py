@@ -6,6 +6,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, fmean
 
+from grpo_cli.units import count_noun
+
 FEWEST_CLUSTERS = 8
 """Prompts below which a bootstrap's interval is too narrow to be shown."""
 ALL_EQUAL = "it is the same for all prompts"
@@ -87,6 +89,12 @@ def variance_of_mean(values: Sequence[float]) -> float:
     return sum((value - mean) ** 2 for value in values) / (len(values) - 1) / len(values)
 
 
+def say_too_few(prompts: int) -> str:
+    """Return the reason for which so many prompts have no interval."""
+    verb = "is" if prompts == 1 else "are"
+    return f"{count_noun(prompts, 'prompt')} {verb} too few for an interval (at least {FEWEST_CLUSTERS})"
+
+
 def mean_interval(means: Sequence[float]) -> Interval:
     """Return the 95 % bootstrap interval of a mean over clusters, such as the mean of each prompt's completions.
 
@@ -95,8 +103,7 @@ def mean_interval(means: Sequence[float]) -> Interval:
     Source: Efron and Tibshirani 1993, chapter 13 (percentile interval), clusters resampled whole.
     """
     if len(means) < FEWEST_CLUSTERS:
-        few = f"{len(means)} prompts are too few for an interval (at least {FEWEST_CLUSTERS})"
-        return Interval(None, None, few)
+        return Interval(None, None, say_too_few(len(means)))
     if max(means) - min(means) <= _FLAT:
         return Interval(None, None, ALL_EQUAL)
     import numpy

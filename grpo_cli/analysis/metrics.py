@@ -23,7 +23,7 @@ from grpo_cli.analysis.estimates import (
     proportion_interval,
 )
 from grpo_cli.runs.files import write_text
-from grpo_cli.units import format_interval, format_value
+from grpo_cli.units import count_noun, format_interval, format_value
 
 if TYPE_CHECKING:
     from grpo_cli.analysis.samples import ScoredCompletion
@@ -295,7 +295,7 @@ def primary_metric(right: Iterable[str]) -> str:
 
 def say_difference(metric: str, change: Metric, name: str, baseline: str) -> str:
     """Return a paired difference as a sentence."""
-    on = f"on the same {change.prompts} prompts"
+    on = f"on the same {count_noun(change.prompts, 'prompt')}"
     if change.value is None:
         return f"{name} and {baseline} have no prompt with a score of {metric} in common"
     gain = f"{format_value(change.value, '+')} in {metric}"

@@ -97,7 +97,9 @@ def _count_rows(checked: "CheckedRecipe") -> str:
     held_out = f", {about}{seen.eval_rows:,} held out" if seen.eval_rows else ""
     drawn = " an epoch" if seen.sources else ""
     prompts = (
-        "streamed" if seen.train_rows is None else f"{about}{seen.train_rows:,} prompts{drawn}"
+        "streamed"
+        if seen.train_rows is None
+        else f"{about}{count_noun(seen.train_rows, 'prompt')}{drawn}"
     )
     return f"{prompts}{held_out}"
 
@@ -122,7 +124,9 @@ def _describe_groups(checked: "CheckedRecipe") -> str:
 
 
 def _describe_batch(plan: "BatchPlan") -> str:
-    steps = f", {plan.total_optimizer_steps:,} steps" if plan.total_optimizer_steps else ""
+    steps = (
+        f", {count_noun(plan.total_optimizer_steps, 'step')}" if plan.total_optimizer_steps else ""
+    )
     processes = count_noun(plan.num_processes, "process")
     return f"{plan.completions_per_optimizer_step:,} completions a step on {processes}{steps}"
 

@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 from grpo_cli.cli import output
 from grpo_cli.cli.arguments import AsJson, EvalSide, Overrides, RunOrRecipe, RunOrResult
 from grpo_cli.errors import ExitCode
-from grpo_cli.units import format_duration, format_interval, format_value
+from grpo_cli.units import count_noun, format_duration, format_interval, format_value
 
 
 class _MeasuresByDefault(TyperGroup):
@@ -199,7 +199,7 @@ def print_result(result: Mapping[str, Any], folder: Path) -> None:
     console.print(_result_table(result))
     settings, first = result["settings"], next(iter(result["subjects"].values()))
     console.print(
-        f"{first['prompts']} prompts × {settings['samples']} at temperature "
+        f"{count_noun(first['prompts'], 'prompt')} × {settings['samples']} at temperature "
         f"{settings['temperature']:g}, split {settings['split']}; 95 % intervals by prompt",
         style="dim",
     )
@@ -244,7 +244,7 @@ def _result_table(result: Mapping[str, Any]) -> Table:
     for metric, found in first["metrics"].items():
         name = Text(metric)
         if found["prompts"] < first["prompts"]:
-            name.append(f" ({found['prompts']} prompts)", style="dim")
+            name.append(f" ({count_noun(found['prompts'], 'prompt')})", style="dim")
         cells = [_cell(subject["metrics"].get(metric)) for subject in subjects.values()]
         gains = [_cell(each.get(metric), "+") for each in result["differences"].values()]
         table.add_row(name, *cells, *gains)

@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.padding import Padding
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.segment import Segment
 from rich.table import Column, Table
 from rich.text import Text
@@ -41,6 +43,17 @@ class _Console(Console):
         for text, style, control in super().render(renderable, options):
             yield Segment(text if control else clean_lines(text), style, control)
 
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print; a terminal would break lines in the middle of words, so text is wrapped at spaces there.
+
+        A line with a longer word, such as a path, stays whole, to be copied.
+        """
+        if self.is_terminal and "soft_wrap" not in options:
+            texts = [str(each) for each in objects if isinstance(each, str | Text)]
+            words = (word for text in texts for word in text.split())
+            options["soft_wrap"] = any(cell_len(word) > self.width for word in words)
+        super().print(*objects, **options)
+
     def on_broken_pipe(self) -> None:
         """Go quiet: a run must survive the pipe it is watched through."""
         self.quiet = True
@@ -65,12 +78,21 @@ def stderr() -> Console:
 
 
 def _console(stream: TextIO | None, *, stderr: bool = False) -> Console:
+    # One console for a stream: what is printed during a `status` appears above it, and not in it.
+    if (known := _consoles.get(stderr)) and known[0] is stream:
+        return known[1]
     # One that was closed before the start is None.
     width = None if stream is not None and stream.isatty() else _PIPE_WIDTH
     # Neither `[x]` in a path nor `:100:` in `recipe.yaml:100:1` means anything to rich.
-    return _Console(
+    console = _Console(
         stderr=stderr, width=width, soft_wrap=True, markup=False, emoji=False, highlight=False
     )
+    _consoles[stderr] = stream, console
+    return console
+
+
+_consoles: dict[bool, tuple[TextIO | None, Console]] = {}
+"""Whether it is stderr's → the stream, which tests replace, and its console."""
 
 
 class _PlainProgress:
@@ -110,8 +132,10 @@ def progress(what: str) -> Iterator[Callable[[str], None]]:
     if not console.is_terminal:
         yield _PlainProgress(what)
         return
-    with console.status(Text(what)) as status:
-        yield lambda what: status.update(Text(what))
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bars:
+        task = bars.add_task(what)
+        yield lambda what: bars.update(task, description=what)
 
 
 def print_words(console: Console, text: str | Text, style: str = "", indent: int = 0) -> None:

@@ -104,7 +104,7 @@ def _prompt(probe: "Probe") -> Iterator[Text]:
     yield Text(shown + more, style="cyan")
     ordered = sorted(sample.lengths)
     yield Text(
-        f"{ordered[len(ordered) // 2]} tokens in the median, {ordered[-1]} at most "
+        f"median {count_noun(ordered[len(ordered) // 2], 'token')}, at most {ordered[-1]:,} "
         f"({count_noun(len(ordered), 'prompt')} of {sample.total:,})",
         style="dim",
     )
@@ -126,9 +126,7 @@ def _samples(samples: "list[ScoredCompletion]") -> Iterator[Text]:
         )
         cut = ", cut off" if sample.clipped else ""
         total = "–" if sample.total is None else f"{sample.total:.3g}"
-        head = (
-            f"{name}, row {sample.row + 1}: total {total} ({scores}), {sample.tokens} tokens{cut}"
-        )
+        head = f"{name}, row {sample.row + 1}: total {total} ({scores}), {count_noun(sample.tokens, 'token')}{cut}"
         yield Text(head, style="bold")
         text = _transcribe(sample)
         more = " …" if len(text) > _SHOWN_COMPLETION else ""
@@ -160,7 +158,8 @@ def _signal(probe: "Probe") -> Iterator[Table | Text]:
         table.add_row(name, mean, f"{spread.std:.3f}", f"{spread.within:.3f}")
     yield table
     yield Text(
-        f"{signal.prompts} prompts × {signal.completions // signal.prompts} completions; "
+        f"{count_noun(signal.prompts, 'prompt')} × "
+        f"{count_noun(signal.completions // signal.prompts, 'completion')}; "
         f"groups without a gradient, as all score the same: {signal.frac_reward_zero_std:.0%}"
     )
     for rate in signal.pass_rates:
@@ -196,8 +195,8 @@ def _lengths(probe: "Probe") -> Iterator[Text]:
     lengths = probe.lengths
     if lengths is not None:
         yield Text(
-            f"completions: {lengths.median} tokens in the median, {lengths.p95} at the 95th percentile, "
-            f"{lengths.max} at most; {lengths.clipped:.0%} cut off at {lengths.limit}"
+            f"completions: median {count_noun(lengths.median, 'token')}, 95th percentile {lengths.p95:,}, "
+            f"at most {lengths.max:,}; {lengths.clipped:.0%} cut off at {lengths.limit}"
         )
 
 
@@ -234,7 +233,7 @@ def _rewards(probe: "Probe") -> Iterator[Text]:
         f"{result.name} {result.total:.3g}" for result in trial.results if result.total is not None
     )
     yield Text(
-        f"{', '.join(shown)}: mean total of answers to {trial.rows} rows (grpo rewards test)"
+        f"{', '.join(shown)}: mean total of answers to {count_noun(trial.rows, 'row')} (grpo rewards test)"
     )
 
 

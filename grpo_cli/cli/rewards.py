@@ -8,7 +8,7 @@ from rich.table import Column
 from grpo_cli.cli import output
 from grpo_cli.cli.arguments import AsJson, Overrides, RecipePath
 from grpo_cli.errors import ExitCode
-from grpo_cli.units import format_value
+from grpo_cli.units import count_noun, format_value
 
 if TYPE_CHECKING:
     from grpo_cli.rewards.testing import RewardTestResult
@@ -76,7 +76,9 @@ def _print_trial(trial: "RewardTestResult") -> None:
         example = " ".join(result.example.split())
         table.add_row(result.name, *scores, *total, example[:60])
     console.print(table)
-    console.print(f"\n{trial.rows} rows; means over the rows a reward applies to", style="dim")
+    console.print(
+        f"\n{count_noun(trial.rows, 'row')}; means over the rows a reward applies to", style="dim"
+    )
     for name, form in trial.forms.items():
         console.print(
             f"right answers of {name} are written as `{form}`, with the gold of the row for GOLD",

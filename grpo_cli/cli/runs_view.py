@@ -135,7 +135,8 @@ def print_overview(run: "RunReport") -> None:
         # A command is whole, to be copied, and its purpose does not run into it.
         fits = len(command) + len(does) + 2 * _GAP + 1 <= console.width
         between = "   " if fits or not console.is_terminal else "\n      "
-        console.print(Text.assemble((f"  {command}", "bold"), (f"{between}{does}", "dim")))
+        line = Text.assemble((f"  {command}", "bold"), (f"{between}{does}", "dim"))
+        console.print(line, soft_wrap=True)
 
 
 def _list_facts(run: "RunReport") -> list[tuple[str, str]]:
@@ -180,7 +181,7 @@ def _say_data(kind: str, data: Mapping[str, Any]) -> str:
     rows = data["train_rows"]
     # A mixture draws the rows of some sources several times.
     drawn = " an epoch" if data.get("sources") else ""
-    prompts = "streamed" if rows is None else f"{rows:,} prompts{drawn}"
+    prompts = "streamed" if rows is None else f"{count_noun(rows, 'prompt')}{drawn}"
     return f"{kind}: {prompts}{held_out}{mark}"
 
 
@@ -264,7 +265,8 @@ def _print_difference(letter: str, difference: "HeldOutDifference") -> None:
             line = f"  {name}: {_say_paired(each, primary.reason if primary else None)}"
             print_words(console, line)
     if difference.only_base or difference.only_run:
-        line = f"  left out: {difference.only_base} prompts of A only, {difference.only_run} of {letter} only"
+        alone = count_noun(difference.only_base, "prompt")
+        line = f"  left out: {alone} of A only, {difference.only_run} of {letter} only"
         console.print(line, style="dim")
     if difference.settings:
         line = f"  measured with other settings: {'; '.join(tell_settings(difference.settings))}"

@@ -191,7 +191,7 @@ def _print_failure(run: "RunReport") -> None:
     if status.state == "failed":
         console.print(f"The worker's log: {folder.log}")
     if run.can_resume:
-        console.print(f"To resume: {run.resume_command()}")
+        console.print(f"To resume: {run.resume_command()}", soft_wrap=True)
         if status.stopped_by:
             note = (
                 f"Without --set, the rule {status.stopped_by} stops it again if it finds the same."

@@ -1,5 +1,6 @@
 """`grpo sweep`: train a recipe with several settings and seeds, and say which settings are better."""
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -131,7 +132,7 @@ def _run(
     except BaseException as error:
         if not isinstance(error, GrpoError):
             resume_it = f"grpo sweep --resume {prepared.sweep.folder}"
-            stderr().print(f"To resume: {resume_it}")
+            stderr().print(f"To resume: {resume_it}", soft_wrap=True)
         raise
 
 
@@ -176,7 +177,7 @@ def _read_request(
     loaded = load_tree(recipe, overrides).recipe
     chosen = read_seeds(seeds or "3", loaded.seed if loaded else 42)
     texts = tuple(overrides or ()), tuple(grid or ()), tuple(ranges or ())
-    return SweepRequest(str(recipe.absolute()), str(Path.cwd()), *texts, search, chosen, probe)
+    return SweepRequest(os.path.abspath(recipe), str(Path.cwd()), *texts, search, chosen, probe)
 
 
 def _say_size(request: "SweepRequest", slots: int) -> str:
@@ -228,7 +229,7 @@ def _print_result(result: "SweepResult") -> None:
         if cell["verdict"]:
             print_words(console, f"{cell['verdict']}.", "green" if cell["tone"] else "")
     for cell in ranked:
-        for failures in cell["failures"] or ():
+        for failures in cell.get("failures") or ():
             print_words(console, f"! cell {cell['cell']}, {failures}", "yellow")
         for run in cell["runs"]:
             if run["reason"]:

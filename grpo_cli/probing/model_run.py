@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -31,7 +32,7 @@ from grpo_cli.models.vllm_engine import engine_settings
 from grpo_cli.probing.cost import Timings
 from grpo_cli.recipe.dataset import IMAGES
 from grpo_cli.recipe.recipe import Recipe
-from grpo_cli.units import format_duration
+from grpo_cli.units import count_noun, format_duration
 
 _WARM_UP = {"max_new_tokens": 2, "samples_per_prompt": 2}
 _TIMED = 2
@@ -103,10 +104,10 @@ def run_model(
     mean_tokens = fmean(len(completion) for _, completion in sequences)
     if not takes_step:
         return ModelRun(sampled.groups, None, 0, mean_tokens)
-    tell("taking one training step")
+    tell("preparing one training step")
     with _explained("a training step", recipe):
         model = model or _load(recipe, tokenizer)
-        steps, tokens = _time_step(recipe, model, tokenizer.pad_token_id, sequences)
+        steps, tokens = _time_step(recipe, model, tokenizer.pad_token_id, sequences, tell)
     timings = Timings(
         sample_s=sampled.seconds / sampled.completions,
         tools_s=sampled.tools_s / sampled.completions,
@@ -217,7 +218,7 @@ def _report_progress(tell: Callable[[str], None], total: int) -> Callable[[int, 
     def report(done: int, total: int) -> None:
         left = (time.perf_counter() - started) * (total - done) / done if done else 0.0
         more = f", about {format_duration(left)} left" if left else ""
-        tell(f"sampling: {done} of {total} completions{more}")
+        tell(f"sampling: {done:,} of {count_noun(total, 'completion')}{more}")
 
     report(0, total)
     return report
@@ -295,10 +296,13 @@ def _settings(recipe: Recipe) -> dict[str, Any]:
 
 
 def _time_step(
-    recipe: Recipe, model: Any, pad_token_id: int, sequences: _Sequences
+    recipe: Recipe,
+    model: Any,
+    pad_token_id: int,
+    sequences: _Sequences,
+    tell: Callable[[str], None],
 ) -> tuple[dict[str, float], int]:
     """Take one training step with a model that has sampled; changes its weights.
-
     Returns:
         The seconds of the step's parts by their names in `Timings`, and the tokens of the micro-batch.
     """
@@ -315,9 +319,10 @@ def _time_step(
     kind = model.device.type
     mixed = recipe.training.mixed_precision(cpu=kind == "cpu") == "bf16"
 
-    def forward() -> Any:
+    def forward(rows: int = size) -> Any:
+        inputs = {"input_ids": ids, "attention_mask": mask, "labels": labels}
         with torch.autocast(kind, dtype=torch.bfloat16, enabled=mixed):
-            return model(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True)
+            return model(**{name: each[:rows] for name, each in inputs.items()}, fused_lm_head=True)
 
     def pass_once() -> None:
         with torch.no_grad():
@@ -325,10 +330,16 @@ def _time_step(
 
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=0.0, fused=True)
+
+    def learn(rows: int = size) -> None:
+        forward(rows).log_probs.mean().backward()
+
+    # One row first, which tells how long all of them take.
+    pass_s = size * _time(partial(learn, 1), 1, tell, "one row") if size > 1 else None
     seconds = {
-        "micro_step_s": _time(lambda: forward().log_probs.mean().backward()),
-        "update_s": _time(optimizer.step, times=1),
-        "forward_s": _time(pass_once),
+        "micro_step_s": _time(learn, _TIMED, tell, "forward and backward pass", pass_s),
+        "update_s": _time(optimizer.step, 1, tell, "optimizer step"),
+        "forward_s": _time(pass_once, _TIMED, tell, "forward pass", pass_s),
     }
     return seconds, ids.numel()
 
@@ -351,10 +362,19 @@ def _collate(size: int, pad: int, sequences: _Sequences) -> tuple[torch.Tensor, 
     return ids, mask, width
 
 
-def _time(action: Callable[[], Any], times: int = _TIMED) -> float:
-    """Return the seconds of the fastest of some calls."""
-    seconds = []
-    for _ in range(times):
+def _time(
+    action: Callable[[], Any],
+    times: int,
+    tell: Callable[[str], None],
+    what: str,
+    expected_s: float | None = None,
+) -> float:
+    """Return the seconds of the fastest of some calls; `tell` gets each with the time that is left for them."""
+    seconds: list[float] = []
+    for number in range(1, times + 1):
+        each_s = min(seconds, default=expected_s)
+        left = f", about {format_duration(each_s * (times + 1 - number))} left" if each_s else ""
+        tell(f"timing a training step: {what} {number} of {times}{left}")
         _wait()
         started = time.perf_counter()
         action()

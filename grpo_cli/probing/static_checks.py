@@ -43,6 +43,8 @@ from grpo_cli.units import count_noun
 if TYPE_CHECKING:
     from grpo_cli.probing.procedure import Session
 
+_FEW_GENERATED = 20
+"""Distinct questions of a generated dataset up to which it is too small."""
 _ROWS = 1000
 """Prompts whose tokens are counted, spread evenly over the data."""
 _LONGEST = 8
@@ -152,9 +154,13 @@ def _check_rows(session: "Session") -> Iterator[Issue]:
     # A source of a mixture may be drawn from more than once.
     texts = dict(zip(train["row_id"], map(str, train["prompt"]), strict=True))
     distinct = len(set(texts.values()))
-    if distinct <= len(texts) / 2:
-        seen = f"{len(texts)} rows have {count_noun(distinct, 'distinct prompt')}"
+    # A generator repeats the questions of a small task, and rows of it cannot be left out.
+    generated = recipe.dataset.kind == "reasoning_gym"
+    if distinct <= (_FEW_GENERATED if generated else len(texts) / 2) and distinct < len(texts):
+        seen = f"{len(texts):,} rows have {count_noun(distinct, 'distinct prompt')}"
         fix = "leave out rows that are in the data twice, or name more columns in `dataset.prompt.user`"
+        if generated:
+            fix = "widen `dataset.params`, so that the task has more questions"
         why = "training would ask the same again and again"
         yield Issue(seen, fix, "dataset", level="warning", subject=subject, why=why)
 

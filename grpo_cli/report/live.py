@@ -6,7 +6,7 @@ from collections.abc import Callable
 from statistics import fmean
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
@@ -240,7 +240,8 @@ class LiveView(ProgressView):
                 self._live.console.print(Text(line))
         for symptom in symptoms:
             self._live.console.print(format_symptom(symptom))
-        self._live.update(self._panel, refresh=True)
+        # The terminal shows `^C` at the end of the last line, which must not be as wide as the terminal.
+        self._live.update(Group(self._panel, Text()), refresh=True)
 
     def stopping(self) -> None:
         """Say in the panel that a stop has been requested."""

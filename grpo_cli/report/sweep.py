@@ -33,7 +33,7 @@ def rank_cells(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     )
     best = [cell["mean"]["value"] for cell in cells if cell["cell"] == result["best"]]
     # Better than a cell is no good news of one whose answers became the same, or are worse than they began.
-    faults = [cell for cell in cells if cell["fault"] and cell["cell"] == result["best"]]
+    faults = [cell for cell in cells if cell.get("fault") and cell["cell"] == result["best"]]
     tied = sum(bool(cell["mean"]) and cell["mean"]["value"] in best for cell in cells) > 1
     return [
         {
@@ -41,7 +41,7 @@ def rank_cells(result: Mapping[str, Any]) -> list[dict[str, Any]]:
             "is_best": bool(cell["mean"]) and cell["mean"]["value"] in best,
             "standing": "tied" if tied else "best",
             "before_text": " → ".join(
-                format_value(each) for each in (cell["before"], cell["warmup"]) if each is not None
+                format_value(each) for each in (cell["before"], cell.get("warmup")) if each is not None
             )
             or "–",
             "finished": f"{sum(run['state'] == 'completed' for run in cell['runs'])}/{len(cell['runs'])}",

@@ -42,7 +42,7 @@ def judge(run: RunReport) -> Verdict:
 def _tell_progress(run: RunReport) -> str:
     status, time, state = run.status, format_duration(run.status.seconds), run.life.state
     total = f" of {run.total_steps:,}" if run.total_steps else ""
-    steps = f"{run.step:,}{total} steps"
+    steps = f"{run.step:,}{total} {'step' if (run.total_steps or run.step) == 1 else 'steps'}"
     reason = f" ({first_line(status.reason).rstrip('.')})" if status.reason else ""
     phase = "" if status.phase == "training" else f", {status.phase}"
     if state == "completed":
@@ -83,9 +83,9 @@ def _tell_gain(run: RunReport) -> str:
         more = f"; before the warm-up it was {format_value(before.value)}{gain}"
     sampling = [f"sampled {run.sampling}"] if run.sampling else []
     if change is None or change.value is None or change.low is None or change.high is None:
-        why = _tell_why((change or after).reason or "") or f"{after.prompts} prompts"
+        why = _tell_why((change or after).reason or "") or count_noun(after.prompts, "prompt")
         return f"{what} went {values} ({'; '.join([*sampling, why])}){more}"
-    proof = ", ".join([format_change(change), f"{change.prompts:,} prompts", *sampling])
+    proof = ", ".join([format_change(change), count_noun(change.prompts, "prompt"), *sampling])
     if change.low <= 0 <= change.high:
         return f"no change of {what} is shown: {values} ({proof}){more}"
     return f"{what} {'rose' if change.value > 0 else 'fell'} {values} ({proof}){more}"

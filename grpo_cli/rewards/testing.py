@@ -11,6 +11,7 @@ from grpo_cli.errors import UsageError
 from grpo_cli.issues import Issue, Level
 from grpo_cli.rewards import findings
 from grpo_cli.rewards.contract import Batch, RewardParams, Score, text_of
+from grpo_cli.rewards.pool import count_workers
 from grpo_cli.rewards.scoring import Reward, clip_score, reward_columns, weighted_sum
 from grpo_cli.templating import environment
 from grpo_cli.units import spread
@@ -432,8 +433,8 @@ class Table:
         self._on_progress(f"scoring {what} with {reward.name}")
         size = len(batch.completions)
         if size and not self.completions[index] and not reward.params.costly:
-            # The first call loads what the others use.
-            reward.score(batch.take([0]))
+            # The first call, of each process that scores, loads what the others use.
+            reward.score(batch.take(range(min(size, count_workers()))))
         self._check_budget()
         started = time.perf_counter()
         scores = reward.score(batch)

@@ -1,5 +1,6 @@
 """The run folder: the names of its files, making one, and reading its recipe."""
 
+import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
@@ -52,6 +53,10 @@ class RunFolder:
     """The paths inside `runs/<name>/<timestamp>/`, or a name of the user's own instead of the time."""
 
     path: Path
+
+    def __post_init__(self) -> None:
+        """Take `..` out of the path, which messages show."""
+        object.__setattr__(self, "path", Path(os.path.normpath(self.path)))
 
     recipe = _Child("recipe.yaml")
     """The recipe as written, but with absolute paths and with what it extends."""

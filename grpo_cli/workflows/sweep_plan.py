@@ -1,6 +1,7 @@
 """A sweep before it runs: its cells from `--grid`, `--range` and `--seeds`, their checks, and `sweep.json`."""
 
 import contextlib
+import os
 import re
 import shlex
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
@@ -370,7 +371,7 @@ def create_sweep(root: Path, request: SweepRequest, recipe: Recipe) -> Sweep:
     Raises:
         UsageError: It cannot be written.
     """
-    folder = claim_folder(root.absolute() / recipe.name / SWEEPS)
+    folder = claim_folder(Path(os.path.abspath(root)) / recipe.name / SWEEPS)
     sweep = plan_sweep(folder, request, recipe)
     sweep.logs.mkdir()
     sweep.save()
@@ -403,7 +404,7 @@ def read_sweep(path: Path) -> Sweep:
             for cell in written["cells"]
         ]
         resolved, job = written["resolved"], written.get("job")
-        return Sweep(path.absolute(), SweepRequest(**request), resolved, cells, job)
+        return Sweep(Path(os.path.abspath(path)), SweepRequest(**request), resolved, cells, job)
     except (KeyError, TypeError, AttributeError):
         raise UsageError(
             f"{path} is not a sweep: it has no sweep.json that can be read. "

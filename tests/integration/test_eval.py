@@ -354,7 +354,7 @@ def test_a_reward_that_fails_is_counted_and_its_code_may_not_change(trained, tmp
     )
     done = trained.grpo("eval", recipe, "--out", "failing")
     assert done.returncode == 0, done.stderr
-    assert "warning: own failed on 12 of 12 completions of model" in done.stdout
+    assert "warning: model: 12 of 12 answers failed in scoring (own)" in done.stdout
     (trained.folder / "failing" / "result.json").unlink()
     own.write_text("def own(completions, **kwargs):\n    return [1.0] * len(completions)\n")
     assert "own.py" in evaluate(trained, recipe, "--out", "failing", "--resume", code=2)

@@ -18,6 +18,7 @@ from grpo_cli.rewards.contract import (
     TimeLimit,
     find_unreachable,
 )
+from grpo_cli.units import count_noun
 
 Target = Literal["completion", "after_thinking"]
 Flag = Literal["ignorecase", "multiline", "dotall", "verbose", "ascii"]
@@ -244,7 +245,7 @@ class ReasoningStepsParams(RewardParams):
 
     def score(self, batch: Batch, row: int) -> Score:
         steps = _count_steps(batch.texts[row])
-        return Score(min(1.0, steps / self.target), f"{steps} steps")
+        return Score(min(1.0, steps / self.target), count_noun(steps, "step"))
 
 
 class LanguageParams(RewardParams):

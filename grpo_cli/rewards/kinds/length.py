@@ -32,6 +32,7 @@ from grpo_cli.rewards.kinds.choice import ChoiceParams
 from grpo_cli.rewards.kinds.exact import ContainsParams, ExactParams
 from grpo_cli.rewards.kinds.math import MathParams
 from grpo_cli.rewards.kinds.reasoning_gym import ReasoningGymParams
+from grpo_cli.units import count_noun
 
 Unit = Literal["characters", "words", "tokens"]
 
@@ -123,7 +124,7 @@ class LengthParams(RewardParams):
         penalty = self.scale * abs(length - self.target)
         if self.max_penalty is not None:
             penalty = min(penalty, self.max_penalty)
-        return Score(-penalty if penalty else 0.0, f"{length} {self.unit}")
+        return Score(-penalty if penalty else 0.0, count_noun(length, self.unit.removesuffix("s")))
 
 
 class CosineLengthParams(RewardParams):
