@@ -41,7 +41,9 @@ def rank_cells(result: Mapping[str, Any]) -> list[dict[str, Any]]:
             "is_best": bool(cell["mean"]) and cell["mean"]["value"] in best,
             "standing": "tied" if tied else "best",
             "before_text": " → ".join(
-                format_value(each) for each in (cell["before"], cell.get("warmup")) if each is not None
+                format_value(each)
+                for each in (cell["before"], cell.get("warmup"))
+                if each is not None
             )
             or "–",
             "finished": f"{sum(run['state'] == 'completed' for run in cell['runs'])}/{len(cell['runs'])}",

@@ -103,8 +103,8 @@ def test_a_run_that_says_one_thing_to_every_held_out_prompt_is_not_called_health
         ]  # fmt: skip
         (run.evaluations / f"{when}.jsonl").write_text("\n".join(map(json.dumps, rows)))
     code, out, _ = diagnose(run.path)
-    assert code == 0
-    assert out.startswith("! 1 problem\n\n! held_out_collapse  at step ")
+    assert code == 1
+    assert out.startswith("✗ 1 problem\n\n✗ held_out_collapse  at step ")
     assert "100% of the held-out answers to 12 prompts are empty" in out
 
 

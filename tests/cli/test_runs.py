@@ -76,7 +76,9 @@ def test_a_path_is_printed_alone(folder):
 def test_runs_are_compared_with_the_first(folder):
     done = grpo("runs", "compare", "sums/seed-1", "sums/seed-2", cwd=folder)
     assert done.returncode == 0, done.stderr
-    assert "better: +1.000 in accuracy/math against sums/seed-1 on each of the same 10" in done.stdout
+    assert (
+        "better: +1.000 in accuracy/math against sums/seed-1 on each of the same 10" in done.stdout
+    )
     (row,) = [line for line in done.stdout.splitlines() if line.split()[:1] == ["seed"]]
     assert row.split() == ["seed", "1", "2"]
     told = json.loads(grpo("runs", "compare", "sums/seed-1", "sums", "--json", cwd=folder).stdout)

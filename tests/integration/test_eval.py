@@ -384,7 +384,7 @@ dataset: {{kind: environment, size: 16, eval_size: 24}}
 environment: {{kind: python, path: "GAMES/offline/higher_lower.py:HigherLower"}}
 episode: {{max_turns: 3, max_turn_tokens: 2}}
 rewards:
-  - {{kind: environment}}
+  - {{kind: environment, accuracy: true}}
 generation: {{num_generations: 4, max_completion_length: 16}}
 training: {{per_device_train_batch_size: 4, max_steps: 1, learning_rate: 1e-6, save_strategy: "no"}}
 evaluation: {{temperature: 0, samples_per_prompt: 2}}

@@ -119,7 +119,10 @@ def find_answers(groups: "Sequence[Sequence[ScoredCompletion]]", recipe: Recipe)
 
     texts = Counter(_own_text(each) for group in groups for each in group)
     commonest, count = texts.most_common(1)[0]
-    values = per_prompt(groups, right_scores(recipe.rewards))
+    # Samples may be of other rewards than the recipe has now.
+    scores = right_scores(recipe.rewards).items()
+    right = {name: score for name, score in scores if name in groups[0][0].rewards}
+    values = per_prompt(groups, right)
     return Answers(len(groups), commonest, count / texts.total(), values)
 
 
