@@ -88,6 +88,8 @@ def read_measurement(run: Run, when: When = "after") -> Measurement | str:
 def _score(
     run: Run, groups: Sequence[Sequence[ScoredCompletion]], when: When
 ) -> dict[str, PerPrompt]:
+    if missing := {*name_rewards(run.recipe.rewards)} - groups[0][0].rewards.keys():
+        raise KeyError(missing)  # the samples are of other rewards
     values = per_prompt(groups, right_scores(run.recipe.rewards), run.recipe.dataset.shares)
     if not run.recipe.rewards:
         values.pop("reward", None)
