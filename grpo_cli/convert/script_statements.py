@@ -110,22 +110,12 @@ class Evaluator(Calls):
                 return "loop"
             case ast.For() | ast.AsyncFor() | ast.While():
                 return self._execute_loop(statement, frame)
-            case ast.With(items=items, body=body) | ast.AsyncWith(items=items, body=body):
-                for item in items:
-                    entered = self.evaluate(item.context_expr, frame)
-                    if item.optional_vars is not None:
-                        self.assign(item.optional_vars, entered, frame, statement)
-                return self.execute(body, frame)
+            case ast.With() | ast.AsyncWith():
+                return self._execute_with(statement, frame)
             case ast.Try() | ast.TryStar():
                 return self._execute_try(statement, frame)
-            case ast.Match(subject=subject, cases=cases):
-                self.evaluate(subject, frame)
-                arms = [
-                    (code_of(case.pattern), lambda body=case.body: self.execute(body, frame))
-                    for case in cases
-                ]
-                signals = self.branch(statement, [*arms, ("", lambda: None)])
-                return signals[0] if len(set(signals)) == 1 else None
+            case ast.Match():
+                return self._execute_match(statement, frame)
             case ast.Import(names=aliases):
                 for alias in aliases:
                     name = alias.name if alias.asname else alias.name.partition(".")[0]
@@ -141,6 +131,22 @@ class Evaluator(Calls):
                 for target in targets:
                     self._delete(target, frame)
         return None
+
+    def _execute_with(self, statement: ast.With | ast.AsyncWith, frame: Frame) -> str | None:
+        for item in statement.items:
+            entered = self.evaluate(item.context_expr, frame)
+            if item.optional_vars is not None:
+                self.assign(item.optional_vars, entered, frame, statement)
+        return self.execute(statement.body, frame)
+
+    def _execute_match(self, statement: ast.Match, frame: Frame) -> str | None:
+        self.evaluate(statement.subject, frame)
+        arms = [
+            (code_of(case.pattern), lambda body=case.body: self.execute(body, frame))
+            for case in statement.cases
+        ]
+        signals = self.branch(statement, [*arms, ("", lambda: None)])
+        return signals[0] if len(set(signals)) == 1 else None
 
     def _delete(self, target: ast.expr, frame: Frame) -> None:
         match target:

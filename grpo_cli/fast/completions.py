@@ -86,8 +86,7 @@ def sample_completions(
         temperature: 0 is greedy decoding; the samples of a prompt are then all the same.
         seed: Seed of the sampling; None continues from the current random state.
         options: More of transformers' sampling settings, such as `top_p`; not read by greedy decoding.
-        stop_strings: Texts that end a completion, besides end tokens.
-        skip_special_tokens: Whether texts lack all special tokens.
+        stop_strings: Texts that end a completion; with `skip_special_tokens`, texts lack all special tokens.
         fast: Whether to sample by `decoding.py` or `graph_decoding.py` if they can, not by plain `generate()`.
         generate: Samples a batch instead, from token ids; samples of a prompt are adjacent. With `images`, it also
             gets those of each prompt, and the token ids are of `encode_unexpanded`.
@@ -99,36 +98,41 @@ def sample_completions(
         RunError: A prompt has no tokens.
     """
     config = _generation_config(model, tokenizer, max_new_tokens, temperature, options or {})
-    reader = build_reader(
-        tokenizer,
-        declared_eos_token_ids(config),
-        stop_strings=stop_strings,
-        skip_special_tokens=skip_special_tokens,
-    )
+    ends, texts = declared_eos_token_ids(config), {"skip_special_tokens": skip_special_tokens}
+    reader = build_reader(tokenizer, ends, stop_strings=stop_strings, **texts)
     stops = reader.stop_strings
     if images is None:
         encoded, order = _encode_prompts(tokenizer, prompts, chat_template_kwargs)
         sample: Callable[[Any], Any] = generate or _pick_sampler(model, config, fast, stops)
     else:
         encoded = order = [*range(len(prompts))]
+        about = prompts, images, chat_template_kwargs
         if generate is None:
-            sample = _sample_from_images(
-                model, prompts, images, config, chat_template_kwargs, stops
-            )
+            sample = _sample_from_images(model, config, stops, *about)
         else:
-            sample = _generate_from_images(generate, prompts, images, chat_template_kwargs)
+            sample = _generate_from_images(generate, *about)
     distinct = samples_per_prompt if temperature > 0 else 1
     queue = [index for index in order for _ in range(distinct)]
     results: list[list[Completion]] = [[] for _ in prompts]
     with torch.no_grad(), sampling_state(model, config, seed):
-        for start in range(0, len(queue), batch_size):
-            batch = queue[start : start + batch_size]
-            rows = sample([encoded[place] for place in batch])
-            for index, row in zip(batch, rows, strict=True):
-                prompt_ids = encoded[index] if images is None else ()
-                results[index].append(_as_completion(reader, row, prompt_ids))
-            on_progress(start + len(batch), len(queue))
+        for index, row in _in_batches(sample, encoded, queue, batch_size, on_progress):
+            ids = encoded[index] if images is None else ()
+            results[index].append(_as_completion(reader, row, ids))
     return [samples * (samples_per_prompt // distinct) for samples in results]
+
+
+def _in_batches(
+    sample: Callable[[Any], Any],
+    encoded: Sequence[Any],
+    queue: Sequence[int],
+    batch_size: int,
+    on_progress: Callable[[int, int], None],
+) -> Iterator[tuple[int, Any]]:
+    """Yield the number of each prompt in a queue with its sampled tokens."""
+    for start in range(0, len(queue), batch_size):
+        batch = queue[start : start + batch_size]
+        yield from zip(batch, sample([encoded[index] for index in batch]), strict=True)
+        on_progress(start + len(batch), len(queue))
 
 
 def _encode_prompts(
@@ -301,11 +305,11 @@ def sampling_state(model: Any, config: GenerationConfig | None, seed: int | None
 
 def _sample_from_images(
     model: Any,
+    config: GenerationConfig,
+    stops: StopStrings | None,
     prompts: Sequence[Any],
     images: Images,
-    config: GenerationConfig,
     chat_template_kwargs: dict[str, Any] | None,
-    stops: StopStrings | None,
 ) -> Callable[[list[int]], list[list[int]]]:
     """Return a function that samples a completion for each of some prompts, which it takes by number.
 

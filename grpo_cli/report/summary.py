@@ -297,11 +297,8 @@ class RunReport(Run):
     def scoring_failures(self) -> dict[str, str]:
         """Return, for each measurement in which answers timed out or failed in scoring, how many."""
         measured = {f"held out {STAGES[stage]}": self.measured(stage) for stage in STAGES}
-        measured |= {
-            f"{name} at step {step}": each
-            for name, steps in self.during.items()
-            for step, each in steps.items()
-        }
+        for name, steps in self.during.items():
+            measured |= {f"{name} at step {step}": each for step, each in steps.items()}
         return {name: said for name, each in measured.items() if (said := say_failures(each))}
 
     def problems(self) -> list[Symptom]:

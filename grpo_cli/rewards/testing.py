@@ -116,6 +116,12 @@ class RewardTestResult:
         return {**asdict(self), "problems": [problem.as_json() for problem in self.problems]}
 
 
+def _usual_rows(rewards: Sequence[Reward], budget_s: float | None) -> int:
+    if any(reward.params.costly for reward in rewards):
+        return COSTLY_ROWS
+    return ROWS if budget_s is None else QUICK_ROWS
+
+
 def try_rewards(
     rewards: Sequence[Reward],
     data: Any,
@@ -146,9 +152,7 @@ def try_rewards(
     Raises:
         RewardError: A reward fails.
     """
-    costly = any(reward.params.costly for reward in rewards)
-    usual = COSTLY_ROWS if costly else ROWS if budget_s is None else QUICK_ROWS
-    count = min(rows or usual, len(data))
+    count = min(rows or _usual_rows(rewards, budget_s), len(data))
     chosen = data.select(spread(len(data), count))
     table = Table(rewards, reward_columns(chosen, rewards), encode, on_progress, budget_s)
     everything = Table(rewards, reward_columns(data, ()), None, on_progress)
