@@ -82,9 +82,8 @@ def sample_completions(
     depend on `seed`, and on `batch_size` too.
 
     Args:
-        tokenizer: Its tokenizer, with a pad token.
         temperature: 0 is greedy decoding; the samples of a prompt are then all the same.
-        seed: Seed of the sampling; None continues from the current random state.
+        seed: None continues from the current random state.
         options: More of transformers' sampling settings, such as `top_p`; not read by greedy decoding.
         stop_strings: Texts that end a completion; with `skip_special_tokens`, texts lack all special tokens.
         fast: Whether to sample by `decoding.py` or `graph_decoding.py` if they can, not by plain `generate()`.
@@ -98,26 +97,25 @@ def sample_completions(
         RunError: A prompt has no tokens.
     """
     config = _generation_config(model, tokenizer, max_new_tokens, temperature, options or {})
-    ends, texts = declared_eos_token_ids(config), {"skip_special_tokens": skip_special_tokens}
-    reader = build_reader(tokenizer, ends, stop_strings=stop_strings, **texts)
+    ends = declared_eos_token_ids(config)
+    reader = build_reader(
+        tokenizer, ends, stop_strings=stop_strings, skip_special_tokens=skip_special_tokens
+    )
     stops = reader.stop_strings
+    sample: Callable[[Any], Any]
     if images is None:
         encoded, order = _encode_prompts(tokenizer, prompts, chat_template_kwargs)
-        sample: Callable[[Any], Any] = generate or _pick_sampler(model, config, fast, stops)
+        sample = generate or _pick_sampler(model, config, fast, stops)
     else:
         encoded = order = [*range(len(prompts))]
         about = prompts, images, chat_template_kwargs
-        if generate is None:
-            sample = _sample_from_images(model, config, stops, *about)
-        else:
-            sample = _generate_from_images(generate, *about)
+        sample = _pick_image_sampler(model, config, stops, generate, *about)
     distinct = samples_per_prompt if temperature > 0 else 1
     queue = [index for index in order for _ in range(distinct)]
     results: list[list[Completion]] = [[] for _ in prompts]
     with torch.no_grad(), sampling_state(model, config, seed):
         for index, row in _in_batches(sample, encoded, queue, batch_size, on_progress):
-            ids = encoded[index] if images is None else ()
-            results[index].append(_as_completion(reader, row, ids))
+            results[index].append(_as_completion(reader, row, () if images else encoded[index]))
     return [samples * (samples_per_prompt // distinct) for samples in results]
 
 
@@ -301,6 +299,19 @@ def sampling_state(model: Any, config: GenerationConfig | None, seed: int | None
             owner.generation_config = own_config
             for module, training in modes:
                 module.training = training
+
+
+def _pick_image_sampler(
+    model: Any,
+    config: GenerationConfig,
+    stops: StopStrings | None,
+    generate: Callable[..., list[list[int]]] | None,
+    *about: Any,
+) -> Callable[[list[int]], list[list[int]]]:
+    """Return what samples completions of prompts with images; `about` are the last arguments of both."""
+    if generate is not None:
+        return _generate_from_images(generate, *about)
+    return _sample_from_images(model, config, stops, *about)
 
 
 def _sample_from_images(
