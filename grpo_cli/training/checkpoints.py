@@ -297,6 +297,8 @@ class ExactResume(AtomicCheckpoints):
         self._metrics["train"].update(sums["metrics"])
         self._tr_loss += sums["loss"]
         self._total_loss_scalar = sums["total_loss"]
+        # transformers 5.24 divides the sum by the steps since this one.
+        self._initial_global_step = 0
         self._globalstep_last_logged = sums["last_logged"]
 
     def _get_train_sampler(self, dataset: Any = None) -> Any:

@@ -35,7 +35,7 @@ METHODS = {
     f"{_TRAINER}._load_from_checkpoint": "resume_from_checkpoint, model",
     f"{_BATCHING}.requests.RequestState.update_and_check_completion": "token_id, logprob",
 }
-ATTRIBUTES = {_TRAINER: "_tr_loss _total_loss_scalar _globalstep_last_logged"}
+ATTRIBUTES = {_TRAINER: "_tr_loss _total_loss_scalar _globalstep_last_logged _initial_global_step"}
 """The sums of the record in progress, which checkpoints keep."""
 NAMES = {
     "transformers.integrations.integration_utils": "INTEGRATION_TO_CALLBACK",

@@ -208,7 +208,9 @@ def test_functions_that_are_shown_work(block):
         assert kind().score(Batch(["q"], ["AB"]), 0).value == 0.2
     for reward in rewards:
         answers = [[{"role": "assistant", "content": text}] for text in ("7", "x" * 500)]
-        scores = reward(completions=answers, answer=["7", "7"], prompts=["q", "q"])
+        logs = "log_metric" in inspect.signature(reward).parameters
+        given = {"log_metric": lambda name, value: None} if logs else {}
+        scores = reward(completions=answers, answer=["7", "7"], prompts=["q", "q"], **given)
         assert len(scores) == 2
         assert scores[0] > scores[1]
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo_cli.errors import RewardError
+from grpo_cli.fast.completion_reader import build_reader
 from grpo_cli.rewards.contract import Batch, RewardParams, Score
 from grpo_cli.rewards.scoring import Reward
 from grpo_cli.training.reward_functions import EarlyScoring, cut
@@ -52,7 +53,7 @@ def sample(early, tokenizer, texts, draw=None):
     """Has a batch of texts sampled; gives what the trainer then asks rewards about."""
     ids = [tokenizer(text)["input_ids"] for text in texts]
     drawn = draw or (lambda part: (ids[part], None))
-    found, chances = early.sample(drawn, tokenizer, [[1]] * len(ids), 2)
+    found, chances = early.sample(drawn, build_reader(tokenizer, []), [[1]] * len(ids), 2)
     assert (found, chances) == (ids, None)
     return Batch([], completions_of(texts), ids, extra={"log_metric": None, "log_extra": None})
 

@@ -136,10 +136,6 @@ CHEAP = {
         ),
         ("setting: nothing holds the policy", "warning"),
     ),
-    "an argument that the schedule does not have": (
-        changed(training__lr_scheduler_kwargs={"min_rl": 0.1}),
-        ("setting: refused", "error"),
-    ),
     "a schedule that ends above where it begins": (
         changed(
             training__lr_scheduler_type="polynomial",
@@ -231,10 +227,6 @@ CHEAP = {
     ),
     "a setting of the optimizer that torch refuses": (
         changed(training__adam_beta2=1.0),
-        ("setting: refused", "error"),
-    ),
-    "workers that persist and are none": (
-        changed(training__dataloader_persistent_workers=True),
         ("setting: refused", "error"),
     ),
     "an option that checkpointing does not have": (

@@ -12,7 +12,8 @@ from trl.trainer import grpo_trainer
 
 from grpo_cli.models.loading import load_model
 from grpo_cli.recipe.model import ModelConfig
-from grpo_cli.training.training import _loading_device, _reference_on
+from grpo_cli.training.reference import reference_on
+from grpo_cli.training.training import _loading_device
 from tests.tiny_models import make_tiny_model
 from tests.unit.launch.golden_plans import STRATEGIES, usual
 
@@ -81,7 +82,7 @@ def test_a_recipe_may_place_the_model_itself(tiny):
 def test_the_reference_model_is_read_to_the_same_place(monkeypatch, device):
     read = mock.Mock()
     monkeypatch.setattr(grpo_trainer, "create_model_from_path", read)
-    with _reference_on(device):
+    with reference_on(device):
         # As TRL does with several processes.
         grpo_trainer.create_model_from_path("base", device_map=None)
     read.assert_called_once_with("base", device_map=device and {"": device})
