@@ -138,7 +138,7 @@ def test_nothing_more_is_asked_when_sampling_broke_off(tokenizer):
         return ids[part], None
 
     with pytest.raises(KeyError), early.expecting(rows(4), None):
-        early.sample(draw, tokenizer, [[1]] * 4, 2)
+        early.sample(draw, build_reader(tokenizer, []), [[1]] * 4, 2)
     going_on.set()
     with early.expecting(rows(2), None):
         batch = sample(early, tokenizer, ["e", "f"])
