@@ -14,18 +14,6 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from tests.long_runs import make_long_run
-from tests.run_folders import make_run
-
-MODEL = f"""
-import sys
-from pathlib import Path
-sys.path.insert(0, {str(Path(__file__).parents[1])!r})
-from tests.tiny_models import make_tiny_model
-make_tiny_model(Path(sys.argv[1]))
-"""
 RECIPE = """\
 name: big
 model: {path: ./tiny, dtype: float32}
@@ -55,6 +43,18 @@ def measure(name: str, arguments: list[str], folder: Path, until: bytes = b"") -
     print(f"{name:<34}{seconds:8.1f} s {usage.ru_maxrss / 1024:8.0f} MiB{failed}", flush=True)
 
 
+def make(module: str, expression: str, folder: Path) -> None:
+    """Runs a maker of `tests/` in a process of its own: a child's peak memory begins with that of its parent."""
+    name = expression.lstrip("[").partition("(")[0]
+    lines = [
+        "from pathlib import Path",
+        f"from tests.{module} import {name}",
+        f"folder = {str(folder)!r}",
+    ]
+    code = "\n".join([*lines, expression])
+    subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[1], check=True)
+
+
 def write_rows(path: Path, count: int) -> None:
     draw = random.Random(1)
     words = "alpha beta gamma delta epsilon zeta eta theta iota kappa".split()
@@ -72,8 +72,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         if chosen.rows:
-            # Elsewhere: a child's peak memory begins with what its parent has loaded.
-            subprocess.run([sys.executable, "-c", MODEL, str(folder / "tiny")], check=True)
+            make("tiny_models", "make_tiny_model(Path(folder) / 'tiny')", folder)
             write_rows(folder / "rows.jsonl", chosen.rows)
             (folder / "recipe.yaml").write_text(RECIPE)
             measure(f"check, {chosen.rows:,} rows", ["check", "recipe.yaml"], folder)
@@ -82,13 +81,15 @@ def main() -> None:
                 f'until "training", {chosen.rows:,} rows', ["train", "recipe.yaml"], folder, until
             )
         if chosen.records:
-            run = str(make_long_run(folder / "long", steps=chosen.records, completions=2000).path)
+            long = f"make_long_run(Path(folder), steps={chosen.records}, completions=2000)"
+            make("long_runs", long, folder)
+            run = str(folder / "sums" / "long")
             for command in (["runs", "show"], ["diagnose"], ["report"], ["watch"]):
                 name = f"{' '.join(command)}, {chosen.records:,} records"
                 measure(name, [*command, run], folder)
         if chosen.runs:
-            for number in range(chosen.runs):
-                make_run(folder / "many" / f"{number:05}")
+            many = f"[make_run(Path(folder) / 'many' / str(n)) for n in range({chosen.runs})]"
+            make("run_folders", many, folder)
             measure(f"runs list, {chosen.runs:,} runs", ["runs", "list", "--runs", "many"], folder)
 
 

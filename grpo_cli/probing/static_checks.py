@@ -38,7 +38,7 @@ from grpo_cli.rewards.building import right_answers
 from grpo_cli.rewards.contract import text_of
 from grpo_cli.rewards.findings import unmet_condition
 from grpo_cli.rewards.scoring import Condition
-from grpo_cli.units import count_noun
+from grpo_cli.units import count_noun, spread
 
 if TYPE_CHECKING:
     from grpo_cli.probing.procedure import Session
@@ -49,6 +49,8 @@ _ROWS = 1000
 """Prompts whose tokens are counted, spread evenly over the data."""
 _LONGEST = 8
 """Prompts with the most characters, which are looked at besides."""
+_MOST_ROWS = 50_000
+"""Rows, evenly spread, whose prompts are compared with each other and by their length."""
 _EPISODE_ROWS = 2
 """Rows whose episodes are played by wrong answers; state that two of them share shows."""
 _SHOWN_LENGTH = 10_000
@@ -152,7 +154,8 @@ def _check_rows(session: "Session") -> Iterator[Issue]:
     if recipe.environment or recipe.has_images or not recipe.is_sampled:
         return
     # A source of a mixture may be drawn from more than once.
-    texts = dict(zip(train["row_id"], map(str, train["prompt"]), strict=True))
+    some = train.select(spread(len(train), _MOST_ROWS))
+    texts = dict(zip(some["row_id"], map(str, some["prompt"]), strict=True))
     distinct = len(set(texts.values()))
     # A generator repeats the questions of a small task, and rows of it cannot be left out.
     generated = recipe.dataset.kind == "reasoning_gym"
@@ -290,8 +293,10 @@ def _choose_places(session: "Session") -> list[int]:
     """
     train = session.data.train
     count = session.prompts_sampled if session.recipe.environment else _ROWS
-    sizes = [len(text_of(prompt)) for prompt in train["prompt"]]
-    longest = sorted(range(len(train)), key=lambda place: -sizes[place])[:_LONGEST]
+    some = spread(len(train), _MOST_ROWS)
+    sizes = [len(text_of(prompt)) for prompt in train.select(some)["prompt"]]
+    order = sorted(range(len(some)), key=lambda place: -sizes[place])
+    longest = [some[place] for place in order[:_LONGEST]]
     return sorted({*spread_rows(train, range(len(train)), count), *longest})
 
 
