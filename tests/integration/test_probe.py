@@ -163,10 +163,6 @@ CHEAP = {
         changed(generation__temperature=0.05),
         ("setting: temperature", "warning"),
     ),
-    "evaluation on the training rows": (
-        changed(dataset__eval_rows=SUMS[:6]),
-        ("data: evaluation on training rows", "error"),
-    ),
     "some evaluation rows are training rows": (
         changed(dataset__eval_rows=SUMS[14:]),
         ("data: evaluation on training rows", "warning"),
