@@ -10,7 +10,7 @@ from grpo_cli.data.prompts import template_columns
 from grpo_cli.data.rows import Row, canonical_json, fill_missing, read_column
 from grpo_cli.data.sources import Preview, SplitPreview
 from grpo_cli.errors import RecipeError, RewardError
-from grpo_cli.issues import Issue, Level
+from grpo_cli.issues import Issue
 from grpo_cli.recipe.dataset import HubDataset, ScoredDataset, SingleDataset
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.rewards.contract import Batch
@@ -108,8 +108,7 @@ def check_shared(recipe: Recipe | None, dataset: SingleDataset, seen: Preview) -
         )
         key = dataset.named_eval or "eval"
         fix = f"name rows that are not trained on, or remove `{key}` and set `eval_fraction: 0.05`"
-        level: Level = "error" if every else "warning"
-        yield Issue(text, fix, f"dataset.{key}", level=level)
+        yield Issue(text, fix, f"dataset.{key}", level="warning")
 
 
 def _asked_columns(dataset: SingleDataset) -> tuple[str, ...]:

@@ -73,7 +73,8 @@ class Run:
     @cached_property
     def manifest(self) -> dict[str, Any]:
         """What the run was made of: versions, git, hardware, data, seed."""
-        return self.folder.read_manifest()
+        manifest = self.folder.read_manifest()
+        return manifest if isinstance(manifest, dict) else {}
 
     @cached_property
     def plan(self) -> dict[str, Any]:

@@ -249,17 +249,15 @@ def test_a_model_that_passes_its_mask_by_name_is_sampled():
 class CountsLogits(Qwen2ForCausalLM):
     """As many models of remote code, it takes how many logits to keep as a number, and not as places."""
 
-    def forward(
-        self, input_ids=None, past_key_values=None, position_ids=None, logits_to_keep=0, **named
-    ):
+    def forward(self, input_ids=None, cache=None, position_ids=None, logits_to_keep=0, **named):
         found = self.model(
             input_ids=input_ids,
-            past_key_values=past_key_values,
+            cache=cache,
             position_ids=position_ids,
             **{name: named[name] for name in ("attention_mask", "use_cache")},
         )
         logits = self.lm_head(found.last_hidden_state[:, -logits_to_keep:])
-        return CausalLMOutputWithPast(logits=logits, past_key_values=found.past_key_values)
+        return CausalLMOutputWithPast(logits=logits, cache=found.cache)
 
 
 def test_a_model_that_counts_the_logits_to_keep_is_sampled():

@@ -105,7 +105,7 @@ def test_a_row_without_tests_is_no_fault(check):
 def test_rows_are_counted_in_the_data_where_some_are_dropped(check):
     columns = {"gold": {"from": "answer", "regex": "so (.*)", "on_no_match": "drop"}}
     rows = [{"answer": text} for text in ("?", "so 5", f"so {SOLUTION}", "so 6", "so 7")]
-    (problem,) = check({"kind": "math", "answer": "gold"}, rows, columns=columns)
+    _, problem = check({"kind": "math", "answer": "gold"}, rows, columns=columns)
     assert "(row 3; so it is in 1 of the 4 rows looked at)" in problem.seen
 
 
