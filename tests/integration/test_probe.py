@@ -623,7 +623,10 @@ def game(guesser, tmp_path):
         dataset={"kind": "environment", "size": 40, "eval_size": 8},
         environment={"kind": "python", "path": f"{file}:Game"},
         episode={"max_turns": 3, "max_turn_tokens": 2},
-        rewards=[{"kind": "environment", "accuracy": True}, {"kind": "python", "path": f"{file}:short"}],
+        rewards=[
+            {"kind": "environment", "accuracy": True},
+            {"kind": "python", "path": f"{file}:short"},
+        ],
         generation={"num_generations": 8, "max_completion_length": 12},
         training=PLAIN["training"] | {"learning_rate": 1e-6},
     )

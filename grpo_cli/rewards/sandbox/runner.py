@@ -250,13 +250,15 @@ class _Child:
             if now >= deadline:
                 broken = f"took longer than {limits.seconds:g} s"
                 break
+            # Asked before it is waited: what was written just before the end is still to be read.
+            has_ended = self.process.poll() is not None
             events = self._selector.select(min(deadline - now, _POLL_S))
             if any(self._read_some(key) > limits.output_bytes for key, _ in events):
                 broken = f"wrote more than {limits.output_bytes // 1024} KiB"
             elif ready and now >= next_poll:
                 next_poll = now + _POLL_S
                 broken = self._find_excess(limits)
-            if not events and self.process.poll() is not None:
+            if not events and has_ended:
                 break
         if not self.pipes["report"].startswith(READY):
             message = bytes(self.pipes["report"] or self.pipes["stderr"][-500:])
