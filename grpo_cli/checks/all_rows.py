@@ -28,7 +28,7 @@ def check_all_rows(recipe: Recipe | None, dataset: SingleDataset, seen: Preview)
         try:
             kept = dict(keep_rows(dataset, fill_missing(seen.train.rows), seen.train.names))
         except RecipeError:
-            kept = {}  # told of the first rows, or by the training
+            kept = {}  # reported for the first rows, or by the training
         yield from _check_dropped(dataset, seen.train, kept)
         yield from _check_unrewarded(recipe, dataset, seen.train, kept)
     yield from check_shared(recipe, dataset, seen)
@@ -71,7 +71,7 @@ def _check_unrewarded(
     try:
         bare = [row for row in rows if not any(each.holds(batch, row) for each in conditions)]
     except RewardError:
-        return  # told where conditions are checked
+        return  # reported by the check of conditions
     if bare:
         first = split.names([*kept][bare[0]])
         seen = f"no reward applies to {len(bare):,} of the {len(kept):,} rows looked at, which teach nothing; "

@@ -209,7 +209,7 @@ def _check_model(recipe: Recipe) -> Iterator[Issue]:
     problems = check_model(recipe.model)
     yield from problems
     for check in (check_adapter, check_lora, check_teacher):
-        # What of them needs a model that is not there is told once it is.
+        # Checks that need the model's files wait until those exist.
         with suppress(RecipeError):
             yield from check(recipe)
     if not any(problem.level == "error" for problem in problems):

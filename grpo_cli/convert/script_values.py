@@ -18,7 +18,7 @@ _SYMBOLS = {
 _WIDE = re.compile(r"\d{5}")
 """A width of a format that makes long text."""
 _MOST_OPTIONS = 8
-"""Values of a choice that are told apart."""
+"""Most values of a choice that are kept apart."""
 _LONGEST = 20_000
 """Characters, items or bits above which a value is not computed."""
 

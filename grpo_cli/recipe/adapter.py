@@ -33,7 +33,7 @@ def fill_from_adapter(tree: Node) -> list[Issue]:
             _fill_path(model, named, folder, base or {"path": config["base_model_name_or_path"]})
     except _AdapterError as error:
         where = model.value.pop("adapter").location
-        # Other checks go on with a model of which an adapter is trained.
+        # The remaining checks assume that an adapter is trained.
         model.value.setdefault("lora", Node({}, where))
         return [replace(error.issue, location=where)]
     options = named.value if isinstance(named.value, dict) else {}
