@@ -131,14 +131,15 @@ class WorkerPool:
 
     def _run_call(self, call: Call, timeout_s: float, key: str, cancelled: threading.Event) -> Any:
         with self._places:
-            result = self._try_call(call, timeout_s, key)
+            result = self._try_call(self._take(), call, timeout_s, key)
             if isinstance(result, WorkerEndedError) and not cancelled.is_set():
-                # A worker may have been killed through no fault of its call, as by a signal to the whole group.
-                result = self._try_call(call, timeout_s, key)
+                # A worker may have been killed through no fault of its call, as by a signal to the whole group,
+                # which the idle workers got as well: so the second attempt takes a new one.
+                result = self._try_call(self._start(), call, timeout_s, key)
             return result
 
-    def _try_call(self, call: Call, timeout_s: float, key: str) -> Any:
-        worker, loading = self._take(), self._loading[key]
+    def _try_call(self, worker: "_Worker", call: Call, timeout_s: float, key: str) -> Any:
+        loading = self._loading[key]
         try:
             loading.warm(worker, key, timeout_s)
             return _run_limited(worker, call, timeout_s, loading)
@@ -151,7 +152,12 @@ class WorkerPool:
     def _take(self) -> "_Worker":
         with self._lock:
             worker = self._idle.pop() if self._idle else None
-        worker = worker or _Worker()
+            if worker:
+                self._busy.add(worker)
+        return worker or self._start()
+
+    def _start(self) -> "_Worker":
+        worker = _Worker()
         with self._lock:
             self._busy.add(worker)
         return worker
@@ -159,8 +165,12 @@ class WorkerPool:
     def _give_back(self, worker: "_Worker") -> None:
         with self._lock:
             self._busy.discard(worker)
-            if not worker.has_ended:
+            if worker.has_ended:
+                return
+            if len(self._idle) + len(self._busy) < self._size:
                 self._idle.append(worker)
+            else:  # one too many, started in place of another
+                worker.end()
 
 
 def _run_limited(worker: "_Worker", call: Call, timeout_s: float, loading: _Loading) -> Any:
