@@ -9,12 +9,17 @@ from rich.text import Text
 
 from grpo_cli.cli.arguments import AsJson
 from grpo_cli.cli.output import marked, print_problems, show, stderr, stdout_to_stderr
-from grpo_cli.errors import ExitCode
+from grpo_cli.errors import ExitCode, UsageError
 from grpo_cli.units import count_noun
 
 if TYPE_CHECKING:
     from grpo_cli.convert.conversion import Conversion
     from grpo_cli.convert.key_report import KeyReport
+
+_TO_TRL = (
+    "Fix: to train a recipe with `trl grpo --config`, copy its keys under `training:`, `generation:` and "
+    "`logging:`, which are TRL's own, and those under `generation.vllm:` with the prefix `vllm_`"
+)
 
 
 def convert(
@@ -22,28 +27,32 @@ def convert(
         Path,
         typer.Argument(
             metavar="FILE",
-            help="Another tool's YAML, a Python script, notebook or shell script that trains, or a recipe.",
+            help="Another tool's YAML, or a Python script, notebook or shell script that trains.",
         ),
     ],
     from_: Annotated[
         str | None,
         typer.Option("--from", help="trl, open-r1, axolotl or ms-swift; recognised by default."),
     ] = None,
-    to: Annotated[str, typer.Option(help="recipe, or trl for `trl grpo --config`.")] = "recipe",
+    to: Annotated[str, typer.Option(hidden=True)] = "recipe",
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write to a new file instead of stdout.")
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """Turn a GRPO config of TRL, open-r1, axolotl or ms-swift into a recipe, or a recipe into TRL's.
+    """Turn a GRPO config of TRL, open-r1, axolotl or ms-swift into a recipe.
 
     Scripts and notebooks are read, not run. Every key is mapped, left to do, or listed as dropped with the
     reason. Exit code 1 if the result is written but has errors or lines TO DO.
     """
     from grpo_cli.convert.conversion import convert_file
 
+    if to != "recipe":
+        raise UsageError(
+            f"`--to {to}` is not supported: configs are converted to recipes. {_TO_TRL}"
+        )
     with stdout_to_stderr():
-        converted = convert_file(file, from_, to, output)
+        converted = convert_file(file, from_, output)
     show(converted, _print_conversion, as_json=json)
     raise typer.Exit(ExitCode.OK if converted.valid else ExitCode.FAILED)
 
@@ -52,12 +61,7 @@ def _print_conversion(converted: "Conversion") -> None:
     if converted.output is None:
         sys.stdout.write(converted.text)
         sys.stdout.flush()
-    if converted.lost:
-        stderr().print("what TRL's command line cannot express:")
-    for key, reason in converted.lost:
-        stderr().print(f"  {key}: {reason}")
-    if converted.report is not None:
-        _print_keys(converted.source, converted.report)
+    _print_keys(converted.source, converted.report)
     print_problems(converted.problems)
     _print_verdict(converted)
 
@@ -93,16 +97,11 @@ def _print_verdict(converted: "Conversion") -> None:
     console = stderr()
     where = converted.output or "-o FILE writes it"
     errors = sum(problem.level == "error" for problem in converted.problems)
-    if converted.to == "trl":
-        if not errors:
-            command = f"trl grpo --config {converted.output or 'FILE'}"
-            how = "without what is listed above, it runs with" if converted.lost else "run it with"
-            console.print(marked("ok", f"{how}: {command}"))
-    elif errors:
+    if errors:
         problems = count_noun(errors, "problem")
         text = f"{problems} to fix before the recipe passes `grpo check` ({where})"
         console.print(marked("error", text))
-    elif converted.report is not None and converted.report.to_do:
+    elif converted.report.to_do:
         lines = count_noun(len(converted.report.to_do), "TO DO line")
         text = f"{lines} to write before the recipe can be used ({where})"
         console.print(marked("warning", text))

@@ -1,4 +1,4 @@
-"""Recipes from other tools' GRPO configs, and TRL's flat config from a recipe.
+"""Recipes from other tools' GRPO configs and training scripts.
 
-Owns the tables that map TRL's, open-r1's and axolotl's keys to a recipe's. Imports no model library.
+Owns the tables that map keys of TRL, open-r1, axolotl and ms-swift to a recipe's. Imports no model library.
 """

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from grpo_cli.checks.recipe_checks import check_recipe
 from grpo_cli.convert import trl
@@ -30,11 +30,9 @@ from grpo_cli.convert.shell import Command, build_tree, read_command
 from grpo_cli.convert.sources import read_python
 from grpo_cli.convert.swift import SIGNS as SWIFT_SIGNS
 from grpo_cli.convert.swift import convert_swift
-from grpo_cli.convert.to_trl import flatten_recipe
 from grpo_cli.convert.versions import note_versions
 from grpo_cli.errors import UsageError, nearest, recipe_error
 from grpo_cli.issues import Issue, Location
-from grpo_cli.recipe.loading import load_recipe
 from grpo_cli.recipe.yaml_tree import Node, read_source, read_text
 
 _SHELL = (".sh", ".bash", ".slurm", ".sbatch", ".pbs", ".zsh")
@@ -45,7 +43,6 @@ _CONVERTERS = {
     "axolotl": convert_axolotl,
     "ms-swift": convert_swift,
 }
-_TARGETS = ("recipe", "trl")
 _TRL_SIGNS = (
     "model_name_or_path dataset_name reward_funcs reward_model_name_or_path use_vllm".split()
 )
@@ -86,72 +83,59 @@ class Conversion:
     """A converted config, and what became of each key."""
 
     source: Path
-    to: Literal["recipe", "trl"]
     text: str
     """The YAML, comments included."""
     plain: dict[str, Any]
     """The same as data."""
     problems: tuple[Issue, ...]
-    """What `grpo check` reports on the recipe, or what TRL's script lacks."""
+    """What `grpo check` reports on the recipe."""
     output: Path | None
     """The file that was written."""
-    report: KeyReport | None = None
-    """What became of every key of another tool's config; None for a recipe."""
-    lost: tuple[tuple[str, str], ...] = ()
-    """What TRL's command line cannot express of a recipe."""
+    report: KeyReport
+    """What became of every key of the source."""
 
     @property
     def valid(self) -> bool:
         """Whether what was written can be used as it is: without errors, and nothing is to do."""
-        is_done = self.report is None or not self.report.to_do
-        return is_done and not any(problem.level == "error" for problem in self.problems)
+        return not self.report.to_do and not any(each.level == "error" for each in self.problems)
 
     def as_json(self) -> dict[str, Any]:
         """Return the conversion as plain values, for `--json`."""
         report = self.report
-        result: dict[str, Any] = {
-            "source": str(self.source),
-            "dialect": report.dialect if report else None,
-            "recognised_by": list(report.signs) if report else [],
-            "to": self.to,
-            "output": str(self.output) if self.output else None,
-            "recipe" if self.to == "recipe" else "config": self.plain,
-            "valid": self.valid,
-            "problems": [problem.as_json() for problem in self.problems],
-        }
-        if report is None:
-            return {**result, "lost": [{"key": key, "reason": why} for key, why in self.lost]}
         mapped = [entry.as_json() for entry in report.entries if entry.target is not None]
         dropped = [
             {"key": entry.key, "line": entry.location.line, "reason": entry.note}
             for entry in report.dropped
         ]
-        return {**result, "mapped": mapped, "dropped": dropped, "to_do": report.to_do}
+        return {
+            "source": str(self.source),
+            "dialect": report.dialect,
+            "recognised_by": list(report.signs),
+            "output": str(self.output) if self.output else None,
+            "recipe": self.plain,
+            "valid": self.valid,
+            "problems": [problem.as_json() for problem in self.problems],
+            "mapped": mapped,
+            "dropped": dropped,
+            "to_do": report.to_do,
+        }
 
 
-def convert_file(source: Path, dialect: str | None, to: str, output: Path | None) -> Conversion:
+def convert_file(source: Path, dialect: str | None, output: Path | None) -> Conversion:
     """Convert a config, write the result if `output` is given, and check it.
 
     Args:
         source: The file to read.
         dialect: Whose config it is; None to recognise it by its keys.
-        to: `recipe` or `trl`.
         output: The file to write, or None.
 
     Raises:
         UsageError: The flags contradict each other, or `output` exists.
         RecipeError: The file cannot be read, or is no config of a known tool.
     """
-    if to not in _TARGETS:
-        close = nearest(to, _TARGETS) or "recipe or --to trl"
-        raise UsageError(f"there is no target `{to}`. Fix: use --to {close}")
     if output is not None and output.exists():
         raise UsageError(f"{output} exists. Fix: give another name, or move it away")
-    if to == "trl" and dialect is not None:
-        message = "--from names another tool's config, and --to trl reads a recipe"
-        raise UsageError(f"{message}. Fix: leave --from out")
-    convert = _convert_to_trl if to == "trl" else _convert_to_recipe
-    conversion = convert(source, dialect, output)
+    conversion = _convert(source, dialect, output)
     try:
         if output is not None:
             with output.open("x", encoding="utf-8") as file:
@@ -162,7 +146,7 @@ def convert_file(source: Path, dialect: str | None, to: str, output: Path | None
     return conversion
 
 
-def _convert_to_recipe(source: Path, dialect: str | None, output: Path | None) -> Conversion:
+def _convert(source: Path, dialect: str | None, output: Path | None) -> Conversion:
     report = translate(read_source(source), source, dialect, output)
     problems, columns = _check(report, source, output)
     is_prompt_made = find(report.recipe, "dataset.prompt.user") or find(
@@ -176,26 +160,7 @@ def _convert_to_recipe(source: Path, dialect: str | None, output: Path | None) -
         )
         problems = tuple(each for each in problems if each.path != "dataset.prompt")
     text = write_recipe(report, source.name)
-    return Conversion(source, "recipe", text, report.recipe, problems, output, report)
-
-
-def _convert_to_trl(source: Path, _: str | None, output: Path | None) -> Conversion:
-    recipe = load_recipe(source)
-    config = flatten_recipe(recipe, Path.cwd())
-    flat, missing, fix = config.flat, {}, "add it to the file"
-    if "model.path" in dict(config.lost):
-        missing["a model that it can load (`model_name_or_path`)"] = fix
-    if not flat.keys() & {"datasets", "dataset_name"}:
-        missing["a dataset (`dataset_name`, or `datasets`)"] = fix
-    elif recipe.dataset.parts[0].prompt.user is not None:
-        missing["a column `prompt`"] = "write rendered prompts into the dataset"
-    if not flat.keys() & {"reward_funcs", "reward_model_name_or_path"}:
-        missing["a reward (`reward_funcs`)"] = fix
-    problems = tuple(
-        Issue(f"TRL's script cannot do without {what}", fix) for what, fix in missing.items()
-    )
-    text, lost = config.write(source.name), tuple(config.lost)
-    return Conversion(source, "trl", text, config.flat, problems, output, lost=lost)
+    return Conversion(source, text, report.recipe, problems, output, report)
 
 
 def _check(
@@ -363,7 +328,7 @@ def recognise(tree: Node, dialect: str | None, source: str) -> tuple[Dialect, Se
     if dialect is not None:
         return dialect, ()
     if _is_recipe(tree):
-        fix = f"check it with `grpo check {source}`, or convert it with `--to trl`"
+        fix = f"check it with `grpo check {source}`"
         raise recipe_error("is a recipe of grpo already", fix, location=tree.location)
     for name, signs in _find_signs(tree):
         if signs:

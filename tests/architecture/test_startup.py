@@ -55,7 +55,6 @@ COMMANDS = [
     ["train", "recipe.yaml", "--slurm", "--dry-run"],
     ["sweep", "recipe.yaml", "--grid", "training.learning_rate=1e-6,1e-5", "--dry-run"],
     ["convert", "config.yaml"],
-    ["convert", "recipe.yaml", "--to", "trl"],
     ["expect", "RUN"],
     ["diagnose", "RUN", "--rules"],
     ["diagnose", "RUN", "--json"],
@@ -81,7 +80,7 @@ def test_commands_without_a_model_import_nothing_heavy(tmp_path):
     assert {command: modules for command, (_, modules) in loaded.items() if modules} == {}
     # What cannot be converted is named.
     failed = [command for command, (code, _) in loaded.items() if code]
-    assert failed == ["convert config.yaml", "convert recipe.yaml --to trl"], done.stderr
+    assert failed == ["convert config.yaml"], done.stderr
     assert (run / "report.html").is_file()
 
 

@@ -145,10 +145,8 @@ def test_what_is_left_to_do_does_not_hide_what_is_wrong(tmp_path):
         ("colour: blue\n", (), "--from trl|open-r1|axolotl|ms-swift"),
         ("a: [1\n", (), "not valid YAML"),
         (WHOLE, ("--from", "verl"), "there is no dialect `verl`"),
-        (WHOLE, ("--to", "verl"), "there is no target `verl`"),
-        (GOOD, ("--to", "trl", "--from", "trl"), "leave --from out"),
+        (GOOD, ("--to", "trl"), "copy its keys under `training:`, `generation:` and `logging:`"),
         (WHOLE, ("-o", "no/such/folder.yaml"), "cannot be written"),
-        (WHOLE, ("--to", "trl"), "is a config of TRL"),
     ],
 )
 def test_what_cannot_be_converted_ends_with_2(text, arguments, said, tmp_path):
@@ -163,33 +161,3 @@ def test_a_missing_file_ends_with_2(tmp_path):
     done = grpo("convert", "nothing.yaml", cwd=tmp_path)
     assert done.returncode == 2
     assert "nothing.yaml" in done.stderr
-
-
-def test_back_to_trl_and_over_again(tmp_path):
-    path = write_recipe(tmp_path, WHOLE, "config.yaml")
-    assert grpo("convert", path, "-o", "recipe.yaml", cwd=tmp_path).returncode == 0
-    done = grpo("convert", "recipe.yaml", "--to", "trl", "-o", "back.yaml", cwd=tmp_path)
-    assert done.returncode == 0
-    assert "trl grpo --config back.yaml" in done.stderr
-    assert grpo("convert", "back.yaml", "-o", "again.yaml", cwd=tmp_path).returncode == 0
-    first, second = (
-        yaml.safe_load((tmp_path / name).read_text()) for name in ("recipe.yaml", "again.yaml")
-    )
-    for section in ("model", "dataset", "rewards", "generation", "training"):
-        assert second[section] == first[section]
-
-
-def test_what_trl_cannot_run_ends_with_1_and_says_what_is_lacking(tmp_path):
-    done = grpo("convert", write_recipe(tmp_path), "--to", "trl", cwd=tmp_path)
-    assert done.returncode == 1
-    assert "dataset.kind: inline" in done.stderr
-    assert "cannot do without a dataset" in done.stderr
-    assert "#   dataset.kind: inline" in done.stdout
-    data = "dataset: {kind: hub, path: a/b, eval_split: test, prompt: {user: '{{ q }}'}}\n"
-    path = write_recipe(
-        tmp_path, f"{GOOD.partition('dataset:')[0]}{data}rewards: [{{kind: think_format}}]\n"
-    )
-    done = grpo("convert", path, "--to", "trl", cwd=tmp_path)
-    assert done.returncode == 1
-    assert "cannot do without a column `prompt`" in done.stderr
-    assert "trl grpo" not in done.stderr

@@ -130,7 +130,7 @@ def test_a_script_is_read_and_what_it_computes_is_left_to_do(tmp_path, monkeypat
     (entry,) = [entry for entry in report.entries if entry.key == "print"]
     assert str(entry.location) == f"{path}:38:20"
     assert [problem.path for problem in write(report, tmp_path).problems] == []
-    converted = convert_file(path, None, "recipe", None)
+    converted = convert_file(path, None, None)
     for key in report.to_do:
         assert f"# TO DO: {key}: " in converted.text
     assert not (tmp_path / "was_run").exists()
@@ -276,9 +276,7 @@ def test_a_missing_file_is_told_without_the_files_of_the_conversion(tmp_path, mo
     rows = "rows = load_dataset('json', data_files='gone.jsonl')"
     script = tmp_path / "train.py"
     script.write_text(f"{rows}\nGRPOTrainer('m/x', 'r/m', train_dataset=rows)\n")
-    (problem,) = [
-        each for each in convert_file(script, None, "recipe", None).problems if "gone" in each.seen
-    ]
+    (problem,) = [each for each in convert_file(script, None, None).problems if "gone" in each.seen]
     assert problem.seen.endswith(f"{tmp_path} holds `train.py`")
 
 
