@@ -1,6 +1,7 @@
 """`grpo probe`: print whether a recipe can learn, what it costs, and every issue found."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -41,6 +42,7 @@ def probe(
     from grpo_cli.launch.plan import set_thread_env
     from grpo_cli.machine import is_on_cpu, read_hardware
     from grpo_cli.probing.procedure import probe_recipe
+    from grpo_cli.workflows.child import run_in_child
 
     with output.stdout_to_stderr(), output.progress("checking the recipe") as report:
         hardware = read_hardware()
@@ -49,14 +51,15 @@ def probe(
         if is_on_cpu(launch, hardware) and checked.recipe.generation.backend != "vllm":
             set_thread_env(hardware, checked.num_processes // launch.num_machines)
         with checked.loaded.placing_errors():
-            found = probe_recipe(
+            run = partial(
+                probe_recipe,
                 checked.recipe,
                 source=recipe,
                 runs=runs,
                 prompts_sampled=prompts,
                 quick=quick,
-                on_progress=report,
             )
+            found = run_in_child(lambda tell: run(on_progress=tell), report)
         found.findings = [checked.loaded.place(issue) for issue in found.findings]
     output.print_problems(checked.notes_of("generation.backend"))
     output.show(found, _print_probe, as_json=json)

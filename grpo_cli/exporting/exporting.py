@@ -104,10 +104,10 @@ def export(plan: ExportPlan, tell: Tell) -> dict[str, Any]:
             result = _describe(request, verification)
             tell("writing the card")
             _write_companions(request, partial, result)
-        files = [file for file in sorted(partial.rglob("*")) if file.is_file()]
-        sizes = {str(file.relative_to(partial)): file.stat().st_size for file in files}
-        result |= {"files": sizes, "bytes": sum(sizes.values())}
+        result |= _measure_files(partial)
         write_json(partial / RECORD, result)
+        # The record cannot hold its own size.
+        result |= _measure_files(partial)
         partial.chmod(0o755)
         for path in partial.rglob("*"):
             path.chmod(0o755 if path.is_dir() else 0o644)
@@ -118,6 +118,12 @@ def export(plan: ExportPlan, tell: Tell) -> dict[str, Any]:
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return {**result, "path": str(plan.target)}
+
+
+def _measure_files(folder: Path) -> dict[str, Any]:
+    files = [file for file in sorted(folder.rglob("*")) if file.is_file()]
+    sizes = {str(file.relative_to(folder)): file.stat().st_size for file in files}
+    return {"files": sizes, "bytes": sum(sizes.values())}
 
 
 @contextmanager

@@ -432,6 +432,7 @@ def _loss_parts(shape: "ModelShape", inputs: MemoryInputs, largest: _Pass) -> It
             f"tiles of {rows} tokens × {columns} words × {value} bytes{copies if inputs.cpu else ''}, and a "
             f"float32 gradient of the last layer (all {tokens} × {words} logits would be {whole} in float32)"
         )
+    formula += f", and {tokens} hidden states × {4 * shape.hidden} bytes"
     yield MemoryPart("logits", "loss", size + states, formula)
 
 

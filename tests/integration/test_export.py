@@ -119,6 +119,7 @@ def test_whole_weights_are_exported_exactly(whole):
     assert found["difference"]["largest"] == 0
     assert found["tensors"]["changed"] == found["tensors"]["expected"] > 0
     assert sum(name.endswith(".safetensors") for name in told["files"]) > 1
+    assert {*told["files"]} == {path.name for path in (whole.folder / "plain").iterdir()}
     half = export(whole, "--to", "half", "--dtype", "float16")
     assert half["precision"] == "float16"
 

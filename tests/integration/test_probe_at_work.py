@@ -95,6 +95,13 @@ def test_a_probe_that_breaks_is_not_passed_over(workshop):
     assert not (workshop.folder / "runs").exists()
 
 
+def test_a_reward_that_ends_the_process_is_an_error_of_the_probe(workshop):
+    path = own_reward(workshop, "import os\ndef own(completions, **kwargs):\n    os._exit(0)\n")
+    done = workshop.grpo("probe", path, "--quick")
+    assert done.returncode == 1
+    assert "exited with code 0 before it had a result" in done.stderr
+
+
 @pytest.mark.parametrize(
     "sent", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
 )
