@@ -308,8 +308,6 @@ def _translate_script(script: Script, folders: tuple[Path, ...]) -> KeyReport:
     script.read()
     report = script.report
     trl.convert_trl(report, folders, script.rewards)
-    if script.processor:
-        report.add("model.processor", script.processor, "AutoProcessor.from_pretrained")
     for target, (key, value, at) in script.extra.items():
         script.put(key, value, at)
         report.keep((key,), target, value)

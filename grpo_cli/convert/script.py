@@ -2,7 +2,7 @@
 
 The script is read, never run. Each argument, assignment and method call on the objects that make up a training is
 taken, or named with its line and the reason.
-Source: trl 1.16 (`GRPOTrainer.__init__`, `GRPOConfig`), peft 0.21 (`LoraConfig`), unsloth.
+Source: trl 1.16 (`GRPOTrainer.__init__`, `GRPOConfig`).
 """
 
 import ast
@@ -10,21 +10,21 @@ from typing import Any
 
 from grpo_cli.convert.key_report import read_keys
 from grpo_cli.convert.rewards import TRL_REWARDS, Reward
-from grpo_cli.convert.script_images import find_images
+from grpo_cli.convert.script_account import ALL_SECTIONS, Bound, is_config, is_trainer
 from grpo_cli.convert.script_model import ScriptModel
 from grpo_cli.convert.script_values import (
     MISSING,
     Choice,
     Class,
     Function,
-    Known,
+    Literal,
     Object,
     Value,
     code_of,
     plain,
 )
 from grpo_cli.convert.trl import find_home
-from grpo_cli.errors import nearest
+from grpo_cli.errors import nearest, recipe_error
 from grpo_cli.recipe.grpo_fields import MOVED, read_grpo_fields, refusal_of
 
 _TRAINER = (
@@ -38,10 +38,11 @@ _NEAR = {
     "config": "args",
     "rewards": "reward_funcs",
 }
-"""Names that scripts give parameters of `GRPOTrainer`, and which they mean."""
+"""Names that scripts give parameters of `GRPOTrainer` → the names that they mean."""
 _EPISODES = {"tools": ("tools", "function"), "environment_factory": ("environment", "python")}
 """Parameters of `GRPOTrainer` that are entries of a recipe's list, and their kind there."""
 _OVERLONG = ("max_completion_len", "soft_punish_cache")
+_STOPPING = {"early_stopping_patience": "patience", "early_stopping_threshold": "min_delta"}
 _SAMPLING = {
     **{name: name for name in "temperature top_p top_k min_p repetition_penalty".split()},
     "stop": "stop_strings",
@@ -52,290 +53,235 @@ _SAMPLING = {
 
 
 class Script(ScriptModel):
-    """A script's objects as a config of `trl grpo`, with what is dropped and what is left to a person."""
+    """A script's objects as a config of `trl grpo`, with what is dropped and what is left to the user."""
 
     def read(self) -> None:
         """Take what reaches `GRPOTrainer`, and name everything else that is done to its objects."""
-        trainer = self.find_trainer()
-        arguments = self._bind_trainer(trainer) if trainer is not None else {}
-        self._take_config(trainer, arguments.get("args"))
-        self.take_adapter(arguments.get("peft_config"))
-        if "model" in arguments:
-            self.take_model(arguments["model"])
-        if "processing_class" in arguments:
-            self.take_tokenizer(arguments["processing_class"])
-        if "reward_funcs" in arguments:
-            self._take_rewards(arguments["reward_funcs"])
+        trainer = self._find_trainer()
+        bound = self._bind_trainer(trainer) if trainer is not None else {}
+        self._take_config(trainer, bound.get("args"))
+        takers = {
+            "peft_config": self.take_adapter,
+            "model": self.take_model,
+            "processing_class": self.take_tokenizer,
+            "reward_funcs": self._take_rewards,
+        }
+        for name, take in takers.items():
+            if name in bound:
+                take(*bound[name])
         self.take_tokenizers()
-        self._take_objects(trainer, arguments)
+        self._take_objects(trainer, bound)
         if trainer is not None:
-            self.take_rows(trainer, arguments.get("train_dataset"), arguments.get("eval_dataset"))
-        if images := find_images(self.nodes):
-            at, column = images
-            fix = f"name the column with images, as in `prompt: {{images: {column or 'image'}}}`"
-            self.leave("dataset.prompt.images", None, at, fix)
-        self.sweep(trainer)
+            at = bound.get("train_dataset", (None, trainer.node))
+            self.take_rows(at, bound.get("eval_dataset"))
+        self.take_images()
+        self.sweep([value for value, _ in bound.values()])
 
     # The trainer and its config.
 
-    def _bind_trainer(self, trainer: Object) -> dict[str, Value]:
-        arguments: dict[str, Value] = {}
-        for key, value in (trainer.args or {}).items():
-            name = _TRAINER[int(key)] if key.isdigit() and int(key) < len(_TRAINER) else key
-            node = self.node_of(trainer, key)
-            self.done.add((id(trainer), key))
-            if name in ("*", "**"):
-                self.leave(
-                    "model",
-                    value,
-                    node,
-                    "these arguments of GRPOTrainer are not read; write what they say",
-                )
-                self.report.unread |= {
-                    "model",
-                    "dataset",
-                    "rewards",
-                    "training",
-                    "generation",
-                    "logging",
-                }
-            elif name in _TRAINER:
-                arguments[name] = value
-                self.nodes_of[name] = node
-            else:
-                self.drop(f"GRPOTrainer.{name}", node, self._explain_unknown(trainer, name))
-                self._name_unless_lost(trainer, name, value, node)
-        if trainer.cls is not None:
-            self._name_own_methods(trainer.cls)
-        elif not trainer.name.startswith(("trl.", "unsloth", "GRPOTrainer")):
-            reason = "its own code is not read, and recipes train with TRL's GRPOTrainer"
-            self.drop(code_of(getattr(trainer.node, "func", trainer.node)), trainer.node, reason)
-        return arguments
+    def _find_trainer(self) -> Object | None:
+        """Return the trainer that the script makes; None if it makes a config only."""
+        trainers = [made for made in self.made if is_trainer(made)]
+        if not trainers and not any(map(is_config, self.made)):
+            raise self._refuse("makes neither a GRPOTrainer nor a GRPOConfig of TRL")
+        return self._pick(trainers, "GRPOTrainer")
 
-    def _explain_unknown(self, trainer: Object, name: str) -> str:
+    def _pick(self, made: list[Object], what: str) -> Object | None:
+        """Return the only call, or the first one, with a line to do for the others."""
+        made = list(dict.fromkeys(made))
+        certain = {id(each.node) for each in made if not each.condition}
+        lines = ", ".join(str(self.locate(each.node)).rpartition(":")[2] for each in made)
+        if len(certain) > 1:
+            raise self._refuse(f"calls {what} {len(made)} times (lines {lines})")
+        if len(made) > 1:
+            place = f"{self.file.name} makes {what} {len(made)} times (lines {lines})"
+            self.add_to_do("training", f"{place}; this recipe is of the first, compare the others")
+            self.report.unread |= {*ALL_SECTIONS}
+        return made[0] if made else None
+
+    def _refuse(self, message: str) -> Exception:
+        fix = "name a script that makes one GRPOTrainer, or the YAML that it reads"
+        return recipe_error(message, fix, location=self.report.tree.location)
+
+    def _bind_trainer(self, trainer: Object) -> Bound:
+        bound = self.bind(trainer, _TRAINER)
         is_own = trainer.cls is not None or not trainer.name.startswith(("trl.", "unsloth"))
-        close = _NEAR.get(name) or nearest(name, _TRAINER)
-        if name in read_grpo_fields():
-            home = _find_target(name)
-            return f"GRPOTrainer has no such argument; GRPOConfig has, and recipes have `{home}`"
-        if close:
-            return f"GRPOTrainer has no such argument; did you mean `{close}`?"
-        return (
-            "an argument of the script's own trainer"
-            if is_own
-            else "GRPOTrainer has no such argument"
-        )
-
-    def _name_unless_lost(self, trainer: Object, name: str, value: Value, node: ast.AST) -> None:
-        """Take a tokenizer that is passed by another name, so that what is set on it is not lost."""
-        if _NEAR.get(name) == "processing_class" and plain(value) is MISSING:
-            self.take_tokenizer(value)
-
-    def _name_own_methods(self, cls: Class) -> None:
-        for each in cls.ancestry():
-            for name, value in each.attrs.items() if isinstance(each, Class) else ():
+        for name in [each for each in bound if each not in _TRAINER]:
+            value, node = bound.pop(name)
+            if name in ("*", "**"):
+                fix = "these arguments of GRPOTrainer are not read; write what they hold"
+                self.leave("model", value, node, fix)
+                self.report.unread |= {*ALL_SECTIONS}
+                continue
+            close = _NEAR.get(name) or nearest(name, _TRAINER)
+            reason = "GRPOTrainer has no such argument"
+            if name in read_grpo_fields():
+                reason += f"; GRPOConfig has, and recipes have `{_find_target(name)}`"
+            elif close:
+                reason += f"; did you mean `{close}`?"
+            elif is_own:
+                reason = "an argument of the script's own trainer"
+            self.drop(f"GRPOTrainer.{name}", node, reason)
+            if close == "processing_class":
+                self.take_tokenizer(value, node)
+        bases = trainer.cls.ancestry() if trainer.cls is not None else []
+        for cls in [each for each in bases if isinstance(each, Class)]:
+            for name, value in cls.attrs.items():
                 if isinstance(value, Function) and name != "__init__":
                     reason = (
                         "code of the script's own trainer; recipes train with TRL's GRPOTrainer"
                     )
-                    self.drop(
-                        f"{each.name}.{name}" if isinstance(each, Class) else name,
-                        value.node,
-                        reason,
-                    )
+                    self.drop(f"{cls.name}.{name}", value.node, reason)
+        if trainer.cls is None and is_own and trainer.name != "GRPOTrainer":
+            reason = "its own code is not read, and recipes train with TRL's GRPOTrainer"
+            self.drop(code_of(getattr(trainer.node, "func", trainer.node)), trainer.node, reason)
+        return bound
 
-    def _take_config(self, trainer: Object | None, value: Value | None) -> None:
-        configs = [made for made in self.evaluator.made if self.is_config(made)]
-        is_alone = trainer is None
-        config = self.combine(configs, "GRPOConfig") if is_alone else self._find_config(value)
+    def _take_config(self, trainer: Object | None, at: tuple[Value, ast.AST] | None) -> None:
+        value, node = at or (None, ast.Constant(None))
+        configs = list(filter(is_config, self.made)) if trainer is None else []
+        configs += self.find(value, is_config)[0] if at is not None else []
+        config = self._pick(configs, "GRPOConfig") if trainer is None else None
+        if config is None and configs:
+            config = configs[0]
+            if len(configs) > 1:
+                self.leave("training", value, node, "this is the first; write what holds")
+                self.report.unread |= {"training", "generation", "logging"}
         if config is None:
             if value is not None and plain(value) is not None:
-                fix = "write its values: " + self.advice_for(value)
-                self.leave("training", value, self.nodes_of["args"], fix)
+                fix = f"write its values: {self.advice_for(value)}"
+                self.leave("training", value, node, fix)
                 self.report.unread |= {"training", "generation", "logging"}
             return
-        final: dict[str, tuple[Value, ast.AST]] = {}
-        for key, given in (config.args or {}).items():
-            self.done.add((id(config), key))
-            final["output_dir" if key == "0" else key] = (given, self.node_of(config, key))
+        settings = self.bind(config, ["output_dir"])
         for change in self.evaluator.assignments:
-            owners = self.merged.get(id(config), [config])
-            if change.owner in owners and not change.name.startswith("["):
-                self.done.add((id(change), ""))
-                final[change.name] = (config.attrs.get(change.name, change.value), change.node)
-        for name, (given, node) in final.items():
-            self._take_setting(name, given, node)
-
-    def _find_config(self, value: Value | None) -> Object | None:
-        """Return the config that the trainer gets, or those of branches as one."""
-        if isinstance(value, Choice):
-            pairs = [(test, self.find_in(each, self.is_config)) for test, each in value.options]
-            configs = [(test, config) for test, config in pairs if config is not None]
-            return self.merge(configs) if len(configs) == len(pairs) else None
-        return self.find_in(value, self.is_config)
+            if change.owner is config and not change.name.startswith("["):
+                self.done.add(id(change))
+                is_lost = change.condition and change.name not in config.attrs
+                after = Object(change.node) if is_lost else config.attrs[change.name]
+                settings[change.name] = (after, change.node)
+        for name, (setting, where) in settings.items():
+            self._take_setting(name, setting, where)
 
     def _take_setting(self, name: str, value: Value, node: ast.AST) -> None:
+        data, target = plain(value), _find_target(name)
         if name in ("*", "**"):
-            fix = "write what it holds: " + self.advice_for(value)
-            self.leave("training", value, node, fix)
+            self.leave("training", value, node, f"write what it holds: {self.advice_for(value)}")
             self.report.unread |= {"training", "generation", "logging"}
-            return
-        if name == "vllm_sampling_params" and isinstance(value, Object) and value.is_call:
+        elif name == "vllm_sampling_params" and isinstance(value, Object) and value.is_call:
             self._take_sampling(value)
-            return
-        literal, target = plain(value), _find_target(name)
-        if literal is not MISSING:
-            self.put(name, literal, node)
+        elif data is not MISSING:
+            self.put(name, data, node)
         elif name in ("bf16", "fp16") and "supported" in code_of(node):
             reason = "depends on the GPU; recipes train in bf16 unless `training.fp16: true`"
             self.drop(name, node, reason)
         elif target is not None:
-            self.leave(target, value, node, "write its value")
+            self.leave(target, value, node)
         else:
             reason = refusal_of(name) or MOVED.get(name) or "recipes have no such setting"
             self.drop(name, node, reason.removeprefix("remove it: "))
 
     def _take_sampling(self, made: Object) -> None:
         """Take vLLM's `SamplingParams`, which unsloth samples with."""
-        for name, value in (made.args or {}).items():
-            self.done.add((id(made), name))
-            node, literal = self.node_of(made, name), plain(value)
-            if name in _SAMPLING and literal is not MISSING:
-                literal = [literal] if name == "stop" and isinstance(literal, str) else literal
-                self.extra[f"generation.{_SAMPLING[name]}"] = (
-                    f"SamplingParams.{name}",
-                    literal,
-                    node,
-                )
-            elif name in _SAMPLING:
-                self.leave(f"generation.{_SAMPLING[name]}", value, node)
-            elif name == "include_stop_str_in_output":
-                self.drop(
-                    f"SamplingParams.{name}",
-                    node,
-                    "completions always keep the string that ends them",
-                )
+        reasons = read_keys("script-sampling")
+        for name, (value, node) in self.bind(made).items():
+            data, key = plain(value), f"generation.{_SAMPLING.get(name)}"
+            if name not in _SAMPLING:
+                other = "write it in `generation.generation_kwargs`"
+                self.drop_all("SamplingParams", {name: (value, node)}, reasons, other)
+            elif data is MISSING:
+                self.leave(key, value, node)
             else:
-                reason = read_keys("script-sampling").get(
-                    name, "write it in `generation.generation_kwargs`"
-                )
-                self.drop(f"SamplingParams.{name}", node, reason)
+                data = [data] if name == "stop" and isinstance(data, str) else data
+                self.extra[key] = (f"SamplingParams.{name}", data, node)
 
     # Rewards, tools and callbacks.
 
-    def _take_rewards(self, value: Value) -> None:
-        node = self.nodes_of["reward_funcs"]
-        literal = plain(value)
-        items = self.evaluator.items_of(value) if isinstance(value, Known) else [value]
-        if isinstance(literal, str):
+    def _take_rewards(self, value: Value, node: ast.AST) -> None:
+        items = [value] if isinstance(plain(value), str) else self.evaluator.items_of(value)
+        if not isinstance(value, Literal | Choice):
             items = [value]
-        if items is None or isinstance(value, Choice):
+        if items is None:
             self.leave("rewards", value, node, "write them as entries of `rewards`")
             self.report.unread.add("rewards")
             return
         self.put("reward_funcs", [self._name_reward(item) for item in items], node)
         is_own = any((each.entry or {}).get("kind") == "python" for each in self.rewards.values())
-        if is_own and not self._is_guarded():
+        trains = any(is_trainer(made) and not made.condition for made in self.made)
+        tests = [code_of(each.test) for each in self.body if isinstance(each, ast.If)]
+        if is_own and trains and not any("__name__" in test for test in tests):
             self.add_to_do(
                 "rewards",
                 f"importing {self.file.name} for its rewards would train; put that under "
                 '`if __name__ == "__main__":`, or the rewards into another file',
             )
 
-    def _is_guarded(self) -> bool:
-        """Return whether importing the script leaves the trainer alone."""
-        return any(
-            isinstance(each, ast.If) and "__name__" in code_of(each.test) for each in self.body
-        ) or not any(
-            made.last_name.endswith("Trainer") for made in self.evaluator.made if not made.condition
-        )
-
     def _name_reward(self, item: Value) -> str:
         """Return the name that a config gives a reward, or its code and an entry in the table."""
-        literal = plain(item)
-        if isinstance(literal, str):
-            return literal
+        if isinstance(plain(item), str):
+            return str(plain(item))
         path = item.name if isinstance(item, Object) and item.is_import else ""
         package, _, name = path.rpartition(".")
-        if package.partition(".")[0] == "trl" and name in TRL_REWARDS:
+        is_trls = package.partition(".")[0] == "trl"
+        if is_trls and name in TRL_REWARDS:
             return name
-        if package.strip(".") and package.partition(".")[0] != "trl":
+        if package.strip(".") and not is_trls:
             return path.lstrip(".")
-        text = getattr(item.node, "name", None) or code_of(item.node)
+        text = str(getattr(item.node, "name", None) or code_of(item.node))
         self.rewards[text] = self._define_reward(item, text)
-        return str(text)
+        return text
 
     def _define_reward(self, item: Value, name: str) -> Reward:
         kwargs: dict[str, Any] = {}
-        made = item
         if isinstance(item, Function) and isinstance(item.target, Function) and not item.positional:
             kwargs = {key: plain(value) for key, value in item.keywords.items()}
-            made = item.target
-            name = str(getattr(made.node, "name", name))
-        is_top = any(
-            each is made.node
-            for each in self.body
-            if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)
-        )
-        if is_top and MISSING not in kwargs.values():
+            item = item.target
+            name = item.name or name
+        is_function = isinstance(item.node, ast.FunctionDef | ast.AsyncFunctionDef)
+        if is_function and item.node in self.body and MISSING not in kwargs.values():
             entry = {"kind": "python", "path": f"{self.path}:{name}"}
             return Reward({**entry, "kwargs": kwargs} if kwargs else entry)
-        if isinstance(made, Object) and made.last_name == "get_soft_overlong_punishment":
-            arguments = {
-                _OVERLONG[int(key)] if key.isdigit() else key: value
-                for key, value in (made.args or {}).items()
-            }
-            longest, cache = (plain(arguments.get(each)) for each in _OVERLONG)
+        if isinstance(item, Object) and item.last_name == "get_soft_overlong_punishment":
+            bound = self.bind(item, _OVERLONG)
+            longest, cache = (plain(bound.get(each, (None,))[0]) for each in _OVERLONG)
             if isinstance(longest, int) and isinstance(cache, int):
                 return Reward({"kind": "soft_overlong", "max_length": longest, "cache": cache})
         fix = "write it as a function at the top level, `{kind: python, path: FILE.py:NAME}`"
         self.leave("rewards", None, item.node, fix)
-        return Reward(None, "is no function at the top level of the script")
+        return Reward(None, "is not a function at the top level of the script")
 
-    def _take_objects(self, trainer: Object | None, arguments: dict[str, Value]) -> None:
-        """Take, drop, or leave to a person what `GRPOTrainer` gets as objects."""
-        for name, value in arguments.items():
-            node = self.nodes_of[name]
+    def _take_objects(self, trainer: Object | None, bound: Bound) -> None:
+        """Take, drop, or leave to the user the objects that `GRPOTrainer` gets."""
+        for name, (value, node) in bound.items():
+            items = self.evaluator.items_of(value) or [value]
             if plain(value) is None:
                 continue
             if name in _EPISODES:
                 key, kind = _EPISODES[name]
-                items = self.evaluator.items_of(value) or [value]
-                names = [
-                    str(getattr(each.node, "name", None) or code_of(each.node)) for each in items
-                ]
-                entries = ", ".join(
-                    f'{{kind: {kind}, path: "{self.path}:{each}"}}' for each in names
-                )
-                self.leave(key, None, node, f"write [{entries}], each with its own file")
+                names = [getattr(each.node, "name", None) or code_of(each.node) for each in items]
+                entries = [f'{{kind: {kind}, path: "{self.path}:{each}"}}' for each in names]
+                fix = f"write [{', '.join(entries)}], each with its own file"
+                self.leave(key, None, node, fix)
             elif name == "quantization_config":
                 self.take_quantization(value, node)
             elif name == "callbacks":
-                for each in self.evaluator.items_of(value) or [value]:
+                for each in items:
                     self._take_callback(each, each.node)
-            elif name in ("reward_processing_classes", "optimizers", "rollout_func"):
+            elif name in read_keys("script-trainer"):
                 self.drop(f"GRPOTrainer.{name}", node, read_keys("script-trainer")[name])
-        calls = [
-            made for made in self.evaluator.made if trainer is not None and made.owner is trainer
-        ]
-        for made in calls:
-            if made.last_name == "add_callback":
-                self.done.add((id(made), ""))
-                for value in (made.args or {}).values():
+        for made in self.made:
+            if trainer is not None and made.owner is trainer and made.name == "add_callback":
+                for value, _ in self.bind(made).values():
                     self._take_callback(value, made.node)
 
     def _take_callback(self, value: Value, node: ast.AST) -> None:
-        args = (value.args or {}) if isinstance(value, Object) and value.is_call else {}
-        names = {"early_stopping_patience": "patience", "early_stopping_threshold": "min_delta"}
         if isinstance(value, Object) and value.last_name == "EarlyStoppingCallback":
-            for index, name in enumerate(names):
-                given = args.get(name) or args.get(str(index))
-                literal = plain(given) if given is not None else MISSING
-                if literal is not MISSING:
-                    key = f"training.early_stopping.{names[name]}"
-                    self.extra[key] = (f"EarlyStoppingCallback.{name}", literal, node)
-                elif given is not None:
-                    self.leave(f"training.early_stopping.{names[name]}", given, node)
+            for name, (given, where) in self.bind(value, [*_STOPPING]).items():
+                key = f"training.early_stopping.{_STOPPING.get(name, name)}"
+                if plain(given) is MISSING:
+                    self.leave(key, given, where)
+                else:
+                    self.extra[key] = (f"EarlyStoppingCallback.{name}", plain(given), where)
             return
         reason = "recipes have no callbacks; see `grpo diagnose`, `training.stop_when` and `log_metric` in rewards"
         self.drop(code_of(node, 120), node, reason)

@@ -1,10 +1,10 @@
-"""What the expressions of a Python script stand for, as far as that can be told without running it."""
+"""The environment of a Python script (names, objects, branches), and the values of its expressions."""
 
 import ast
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from grpo_cli.convert.script_environment import Environment
 from grpo_cli.convert.script_values import (
     MISSING,
     OPERATORS,
@@ -12,43 +12,179 @@ from grpo_cli.convert.script_values import (
     Class,
     Frame,
     Function,
-    Known,
+    Literal,
     Object,
     Value,
     choose,
     code_of,
     compute,
     default_of,
-    known,
+    literal,
     negate,
     plain,
+    unset,
 )
 
-MOST_ITEMS = 64
-"""Items of a loop that are read one by one."""
+_MOST_STEPS = 40_000
+_MOST_ITEMS = 64
 
 
-class Expressions(Environment):
-    """Evaluates expressions; calls are its child's."""
+@dataclass(frozen=True, eq=False)
+class Assignment:
+    """An attribute or an item of an object that is set after the object was made."""
+
+    owner: Value
+    name: str
+    """As in `config.use_cache`, or `[key]`."""
+    value: Value
+    node: ast.AST
+    condition: str
+
+
+class TooLongError(Exception):
+    """The script has more steps than are read."""
+
+
+class Expressions:
+    """Evaluates expressions, and keeps what branches change apart until they meet."""
+
+    def __init__(self) -> None:
+        self.module = Frame({"__name__": literal(ast.Constant("__main__"), "__main__")})
+        self.made: list[Object] = []
+        """Every call of something that the script does not define, in order."""
+        self.assignments: list[Assignment] = []
+        self._conditions: list[str] = []
+        self._undo: list[dict[tuple[int, Any], tuple[dict[Any, Any], Any, Any]]] = []
+        """For each open branch, what it changed: mapping, key and the value before."""
+        self._steps = 0
 
     def call(self, node: ast.Call, frame: Frame) -> Value:
-        """Return what a call returns."""
+        """Return the result of a call."""
         raise NotImplementedError
 
     def call_value(
         self, node: ast.AST, function: Value, positional: list[Value], keywords: dict[str, Value]
     ) -> Value:
-        """Return what a function returns for arguments."""
+        """Return the result of a function for arguments."""
         raise NotImplementedError
 
+    # The environment.
+
+    @property
+    def condition(self) -> str:
+        """The conditions of the branch that is read."""
+        return " and ".join(filter(None, self._conditions))
+
+    @property
+    def is_half_read(self) -> bool:
+        """Whether so much has been read that loops are no longer read item by item."""
+        return self._steps > _MOST_STEPS // 2
+
+    def count_step(self) -> None:
+        """Count what is read; raise TooLongError if it is too much."""
+        self._steps += 1
+        if self._steps > _MOST_STEPS:
+            raise TooLongError
+
+    def branch(
+        self, node: ast.AST, arms: Sequence[tuple[str, Callable[[], str | None]]]
+    ) -> list[str | None]:
+        """Read branches, of which one is taken; what differs after those that go on is a choice."""
+        signals: list[str | None] = []
+        ends: list[tuple[str, dict[tuple[int, Any], Any]]] = []
+        touched: dict[tuple[int, Any], tuple[dict[Any, Any], Any]] = {}
+        for condition, arm in arms:
+            self._undo.append({})
+            self._conditions.append(condition)
+            signal: str | None = "raise"
+            try:
+                signal = arm()
+            finally:
+                self._conditions.pop()
+                undo = self._undo.pop()
+                after = {place: each[0].get(each[1], MISSING) for place, each in undo.items()}
+                for target, key, before in undo.values():
+                    _put(target, key, before)
+            signals.append(signal)
+            if signal is None:
+                ends.append((condition, after))
+                touched |= {place: each[:2] for place, each in undo.items()}
+        for place, (target, key) in touched.items():
+            before = target.get(key, MISSING)
+            options = [(condition, after.get(place, before)) for condition, after in ends]
+            self._merge(node, target, key, options)
+        return signals
+
+    def _merge(
+        self, node: ast.AST, target: dict[Any, Any], key: Any, options: list[tuple[str, Any]]
+    ) -> None:
+        values = [value for _, value in options]
+        if all(value is values[0] for value in values):
+            self.store(target, key, values[0])
+        elif key == "data" and all(isinstance(value, dict) for value in values):
+            names = dict.fromkeys(name for value in values for name in value)
+            pairs = {
+                name: [(test, value.get(name) or unset(node)) for test, value in options]
+                for name in names
+            }
+            merged = {name: choose(node, each) for name, each in pairs.items()}
+            self.store(target, key, merged)
+        elif key in ("data", "is_open"):
+            self.store(target, "is_open", True)
+            if key == "data":
+                self.store(target, key, max(values, key=len))
+        else:
+            filled = [(test, unset(node) if each is MISSING else each) for test, each in options]
+            self.store(target, key, choose(node, filled))
+
+    def store(self, target: dict[Any, Any], key: Any, value: Any, depth: int = 0) -> None:
+        """Set an item of the environment so that a branch can be undone.
+
+        Args:
+            depth: The number of branches inside which the target was made: the others cannot see it.
+        """
+        if len(self._undo) > depth:
+            before = target.get(key, MISSING)
+            self._undo[-1].setdefault((id(target), key), (target, key, before))
+        _put(target, key, value)
+
+    def set_attribute(self, owner: Value, name: str, value: Value, node: ast.AST) -> None:
+        """Set an attribute of an object, and record it."""
+        match owner:
+            case Object(args=args, attrs=attrs):
+                if args is not None and name in args and name not in attrs:
+                    attrs[name] = args[name]  # what it is in a branch that does not set it
+                self.record(owner, name, name, value, node)
+            case Class():
+                self.store(owner.attrs, name, value)
+            case Choice(options=options):
+                for _, option in options:
+                    self.set_attribute(option, name, value, node)
+
+    def record(self, owner: Object, key: Any, name: str, value: Value, node: ast.AST) -> None:
+        """Set an attribute or item of an object, and record the assignment."""
+        self.store(owner.attrs, key, value, owner.depth)
+        self.assignments.append(Assignment(owner, name, value, node, self.condition))
+
+    def make(
+        self, node: ast.AST, name: str, args: dict[str, Value], owner: Value | None = None
+    ) -> Object:
+        """Record the call of something that the script does not define."""
+        made = Object(node, name, owner, {key: _freeze(value) for key, value in args.items()})
+        made.condition, made.depth = self.condition, len(self._undo)
+        self.made.append(made)
+        return made
+
+    # Expressions.
+
     def evaluate(self, node: ast.expr, frame: Frame) -> Value:
-        """Return what an expression stands for."""
+        """Return the value of an expression."""
         self.count_step()
         match node:
             case ast.Constant(value=value):
-                return Known(node, value)
+                return Literal(node, value)
             case ast.Name(id=name):
-                return self.look_up(node, name, frame)
+                return self._look_up(node, name, frame)
             case ast.Call():
                 return self.call(node, frame)
             case ast.Attribute(value=owner, attr=name):
@@ -57,30 +193,35 @@ class Expressions(Environment):
                 return self.get_item(node, self.evaluate(owner, frame), self.evaluate(key, frame))
             case ast.List(elts=elements) | ast.Tuple(elts=elements) | ast.Set(elts=elements):
                 items, is_open = self._collect(elements, frame)
-                return Known(node, tuple(items) if isinstance(node, ast.Tuple) else items, is_open)
+                return Literal(
+                    node, tuple(items) if isinstance(node, ast.Tuple) else items, is_open
+                )
             case ast.Dict():
                 return self._collect_mapping(node, frame)
             case ast.JoinedStr(values=pieces):
                 texts = [self.evaluate(piece, frame) for piece in pieces]
                 return self.lift(node, lambda *values: "".join(map(str, values)), texts)
-            case ast.FormattedValue(value=value, conversion=conversion, format_spec=spec):
-                inner = self.evaluate(value, frame)
-                is_plain = conversion == -1 and spec is None
-                return inner if is_plain else Object(node, parts=(inner,))
+            case ast.FormattedValue(value=value, conversion=-1, format_spec=None):
+                return self.evaluate(value, frame)
             case ast.BinOp(left=left, op=operator, right=right):
                 pair = [self.evaluate(left, frame), self.evaluate(right, frame)]
                 return self.lift(node, OPERATORS.get(type(operator)), pair)
             case ast.UnaryOp(op=operator, operand=operand):
-                return self.lift(
-                    node, OPERATORS.get(type(operator)), [self.evaluate(operand, frame)]
-                )
+                inner = self.evaluate(operand, frame)
+                return self.lift(node, OPERATORS.get(type(operator)), [inner])
             case ast.Compare(left=left, ops=[operator], comparators=[right]):
-                pair = [self.evaluate(left, frame), self.evaluate(right, frame)]
-                return self._compare(node, operator, pair)
+                return self._compare(node, operator, left, right, frame)
             case ast.BoolOp(op=operator, values=values):
                 return self._combine(node, isinstance(operator, ast.Or), values, frame)
             case ast.IfExp(test=test, body=body, orelse=orelse):
-                return self._evaluate_condition(node, test, body, orelse, frame)
+                data, code = plain(self.evaluate(test, frame)), code_of(test)
+                if data is not MISSING:
+                    return self.evaluate(body if data else orelse, frame)
+                arms = [
+                    (code, self.evaluate(body, frame)),
+                    (negate(code), self.evaluate(orelse, frame)),
+                ]
+                return choose(node, arms)
             case ast.Lambda():
                 return Function(node, frame=frame)
             case ast.NamedExpr(target=target, value=value):
@@ -94,8 +235,8 @@ class Expressions(Environment):
         children = [each for each in ast.iter_child_nodes(node) if isinstance(each, ast.expr)]
         return Object(node, parts=tuple(self.evaluate(each, frame) for each in children))
 
-    def look_up(self, node: ast.AST, name: str, frame: Frame | None) -> Value:
-        """Return what a name stands for; one that the script does not define stands for itself."""
+    def _look_up(self, node: ast.AST, name: str, frame: Frame | None) -> Value:
+        """Return the value of a name; one that the script does not define stands for itself."""
         while frame is not None:
             value = frame.names.get(name, MISSING)
             if value is not MISSING:
@@ -106,22 +247,22 @@ class Expressions(Environment):
     def lift(
         self, node: ast.AST, function: Callable[..., Any] | None, values: Sequence[Value]
     ) -> Value:
-        """Return what a pure function makes of values, as far as they are known."""
+        """Return the result of a pure function of values, as far as they are known."""
+        default = MISSING
         if function is not None:
             result = compute(function, [plain(value) for value in values])
             if result is not MISSING:
-                return known(node, result)
+                return literal(node, result)
             default = compute(function, [default_of(value) for value in values])
-            return Object(node, parts=tuple(values), default=default)
-        return Object(node, parts=tuple(values))
+        return Object(node, parts=tuple(values), default=default)
 
     def items_of(self, value: Value) -> list[Value] | None:
         """Return the items of a list or the keys of a mapping that is known, or None."""
         match value:
-            case Known(is_open=False, data=list() | tuple() | set() as data):
+            case Literal(is_open=False, data=list() | tuple() | set() as data):
                 return [*data]
-            case Known(is_open=False, data=dict() as data):
-                return [known(value.node, key) for key in data]
+            case Literal(is_open=False, data=dict() as data):
+                return [literal(value.node, key) for key in data]
         return None
 
     def _collect(self, elements: list[ast.expr], frame: Frame) -> tuple[list[Value], bool]:
@@ -129,12 +270,9 @@ class Expressions(Environment):
         is_open = False
         for element in elements:
             value = self.evaluate(element, frame)
-            if not isinstance(element, ast.Starred):
-                items.append(value)
-            elif (inner := self.items_of(value)) is not None:
-                items += inner
-            else:
-                is_open = True
+            inner = self.items_of(value) if isinstance(element, ast.Starred) else [value]
+            items += inner or []
+            is_open = is_open or inner is None
         return items, is_open
 
     def _collect_mapping(self, node: ast.Dict, frame: Frame) -> Value:
@@ -143,35 +281,38 @@ class Expressions(Environment):
         for key, value in zip(node.keys, node.values, strict=True):
             item = self.evaluate(value, frame)
             name = plain(self.evaluate(key, frame)) if key is not None else MISSING
+            inner = self.mapping_of(item) if key is None else None
             if _is_key(name):
                 data[name] = item
-            elif key is None and (inner := self.mapping_of(item)) is not None:
+            elif inner is not None:
                 data |= inner.data
                 is_open = is_open or inner.is_open
             else:
                 is_open = True
-        return Known(node, data, is_open)
+        return Literal(node, data, is_open)
 
-    def mapping_of(self, value: Value) -> Known | None:
-        """Return what `**` passes on of a value, or None."""
+    def mapping_of(self, value: Value) -> Literal | None:
+        """Return the mapping that `**` passes on of a value, or None."""
         match value:
-            case Known(data=dict()):
+            case Literal(data=dict()):
                 return value
             case Object(cls=Class() as cls, attrs=attrs):
-                names = [name for name in (*cls.fields, *attrs) if isinstance(name, str)]
-                return Known(
-                    value.node,
-                    {name: self.get_attribute(value.node, value, name) for name in names},
+                names = dict.fromkeys(
+                    each for each in (*cls.fields, *attrs) if isinstance(each, str)
                 )
+                data = {name: self.get_attribute(value.node, value, name) for name in names}
+                return Literal(value.node, data)
         return None
 
-    def _compare(self, node: ast.AST, operator: ast.cmpop, pair: list[Value]) -> Value:
-        if isinstance(operator, ast.Is | ast.IsNot) and plain(pair[1]) is None:
-            is_thing = isinstance(pair[0], Function | Class) or (
-                isinstance(pair[0], Known) and pair[0].data is not None
-            )
-            if is_thing:
-                return known(node, isinstance(operator, ast.IsNot))
+    def _compare(
+        self, node: ast.AST, operator: ast.cmpop, left: ast.expr, right: ast.expr, frame: Frame
+    ) -> Value:
+        pair = [self.evaluate(left, frame), self.evaluate(right, frame)]
+        is_value = isinstance(pair[0], Function | Class) or (
+            isinstance(pair[0], Literal) and pair[0].data is not None
+        )
+        if isinstance(operator, ast.Is | ast.IsNot) and plain(pair[1]) is None and is_value:
+            return literal(node, isinstance(operator, ast.IsNot))
         return self.lift(node, OPERATORS.get(type(operator)), pair)
 
     def _combine(self, node: ast.AST, is_or: bool, values: list[ast.expr], frame: Frame) -> Value:
@@ -179,69 +320,49 @@ class Expressions(Environment):
         for value in values:
             result = self.evaluate(value, frame)
             data = plain(result)
-            if data is not MISSING and bool(data) == is_or and not results:
-                return result
-            if data is MISSING or value is values[-1] or bool(data) == is_or:
+            is_end = data is not MISSING and bool(data) == is_or
+            if data is MISSING or is_end or value is values[-1]:
                 results.append(result)
-            if data is not MISSING and bool(data) == is_or:
+            if is_end:
                 break
         if len(results) == 1:
             return results[0]
         defaults = [default_of(result) for result in results]
-        default = MISSING
-        if MISSING not in defaults:
-            hits = [value for value in defaults if bool(value) == is_or]
-            default = hits[0] if hits else defaults[-1]
+        ends = [value for value in defaults if value is not MISSING and bool(value) == is_or]
+        default = MISSING if MISSING in defaults else next(iter(ends), defaults[-1])
         return Object(node, parts=tuple(results), default=default)
-
-    def _evaluate_condition(
-        self, node: ast.AST, test: ast.expr, body: ast.expr, orelse: ast.expr, frame: Frame
-    ) -> Value:
-        value = self.evaluate(test, frame)
-        if (data := plain(value)) is not MISSING:
-            return self.evaluate(body if data else orelse, frame)
-        options = [
-            (code_of(test), self.evaluate(body, frame)),
-            (negate(code_of(test)), self.evaluate(orelse, frame)),
-        ]
-        default = default_of(value)
-        chosen = MISSING if default is MISSING else default_of(options[0 if default else 1][1])
-        return choose(node, options, chosen)
 
     def _comprehend(self, node: ast.AST, frame: Frame) -> Value:
         generators = node.generators  # type: ignore[attr-defined]
-        first = generators[0]
-        source = self.evaluate(first.iter, frame)
+        source = self.evaluate(generators[0].iter, frame)
         items = self.items_of(source)
         inside = Frame({}, parent=frame)
         is_mapping = isinstance(node, ast.DictComp)
         element = ast.Tuple([node.key, node.value], ast.Load()) if is_mapping else node.elt  # type: ignore[attr-defined]
-        if items is None or len(generators) > 1 or len(items) > MOST_ITEMS:
+        if items is None or len(generators) > 1 or len(items) > _MOST_ITEMS:
             for generator in generators:
                 unknown = Object(generator.target, parts=(source,))
                 self.assign(generator.target, unknown, inside, node)
             return Object(node, parts=(source, self.evaluate(element, inside)))
         results: list[Value] = []
         for item in items:
-            self.assign(first.target, item, inside, node)
-            tests = [plain(self.evaluate(test, inside)) for test in first.ifs]
+            self.assign(generators[0].target, item, inside, node)
+            tests = [plain(self.evaluate(test, inside)) for test in generators[0].ifs]
             if MISSING in tests:
                 return Object(node, parts=(source,))
-            if all(tests):
-                results.append(self.evaluate(element, inside))
+            results += [self.evaluate(element, inside)] if all(tests) else []
         if not is_mapping:
-            return Known(node, results)
-        pairs = [result.data for result in results if isinstance(result, Known)]
+            return Literal(node, results)
+        pairs = [result.data for result in results if isinstance(result, Literal)]
         data = {plain(pair[0]): pair[1] for pair in pairs if _is_key(plain(pair[0]))}
-        return Known(node, data, is_open=len(data) < len(results))
+        return Literal(node, data, is_open=len(data) < len(results))
 
     def get_attribute(self, node: ast.AST, owner: Value, name: str) -> Value:
         """Return an attribute of a value."""
         match owner:
             case Choice(options=options):
-                return choose(
-                    node, [(test, self.get_attribute(node, each, name)) for test, each in options]
-                )
+                pairs = [(test, self.get_attribute(node, each, name)) for test, each in options]
+                return choose(node, pairs)
             case Class():
                 pair = owner.find(name)
                 return pair[1] if pair else Object(node, name=name, owner=owner.outside_base)
@@ -250,9 +371,8 @@ class Expressions(Environment):
         return Object(node, name=name, owner=owner)
 
     def _get_of_object(self, node: ast.AST, owner: Object, name: str) -> Value:
-        value = owner.attrs.get(name, MISSING)
-        if value is not MISSING:
-            return value
+        if name in owner.attrs:
+            return owner.attrs[name]
         if owner.cls is not None and (pair := owner.cls.find(name)) is not None:
             cls, value = pair
             if not isinstance(value, Function):
@@ -267,33 +387,30 @@ class Expressions(Environment):
             return owner.args[name]
         if owner.is_import:
             return Object(node, name=f"{owner.name}.{name}")
-        member = Object(node, name=name, owner=owner)
-        owner.attrs[name] = member
-        return member
+        owner.attrs[name] = Object(node, name=name, owner=owner)
+        return owner.attrs[name]
 
     def get_item(self, node: ast.AST, owner: Value, key: Value) -> Value:
         """Return an item of a value."""
         index = plain(key)
         match owner:
-            case Known(data=dict() as data) if _is_key(index) and index in data:
+            case Literal(data=dict() as data) if _is_key(index) and index in data:
                 return data[index]
-            case Known(data=list() | tuple() as data, is_open=False) if isinstance(index, int):
+            case Literal(data=list() | tuple() as data, is_open=False) if isinstance(index, int):
                 if -len(data) <= index < len(data):
                     return data[index]
-            case Known(data=str() as data) if isinstance(index, int):
-                return self.lift(node, lambda: data[index], [])
-            case Choice(options=options):
-                return choose(
-                    node, [(test, self.get_item(node, each, key)) for test, each in options]
-                )
             case Object():
                 name = repr(index) if _is_key(index) else code_of(key.node)
-                value = owner.attrs.get(("item", name), MISSING)
-                if value is MISSING:
-                    value = Object(node, name=f"[{name}]", owner=owner, parts=(key,))
-                    owner.attrs["item", name] = value
-                return value
+                if ("item", name) not in owner.attrs:
+                    item = Object(node, name=f"[{name}]", owner=owner, parts=(key,))
+                    owner.attrs["item", name] = item
+                return owner.attrs["item", name]
+            case Choice(options=options):
+                pairs = [(test, self.get_item(node, each, key)) for test, each in options]
+                return choose(node, pairs)
         return Object(node, parts=(owner, key))
+
+    # Targets of assignments.
 
     def assign(self, target: ast.expr, value: Value, frame: Frame, node: ast.AST) -> None:
         """Bind a target of an assignment."""
@@ -311,30 +428,23 @@ class Expressions(Environment):
                 self._set_item(self.evaluate(owner, frame), self.evaluate(key, frame), value, node)
 
     def _unpack(self, targets: list[ast.expr], value: Value, frame: Frame, node: ast.AST) -> None:
-        items = self.items_of(value) if isinstance(value, Known) else None
+        items = self.items_of(value)
         starred = [index for index, each in enumerate(targets) if isinstance(each, ast.Starred)]
         if items is not None and starred:
             start, end = starred[0], len(items) - (len(targets) - starred[0] - 1)
-            items = [*items[:start], Known(node, items[start:end]), *items[end:]]
+            items = [*items[:start], Literal(node, items[start:end]), *items[end:]]
         for index, target in enumerate(targets):
-            if items is not None and len(items) == len(targets):
-                item = items[index]
-            else:
-                item = self.get_item(target, value, known(target, index))
+            is_known = items is not None and len(items) == len(targets)
+            item = items[index] if is_known and items else None
+            item = item or self.get_item(target, value, literal(target, index))
             self.assign(target, item, frame, node)
 
     def _set_item(self, owner: Value, key: Value, value: Value, node: ast.AST) -> None:
         index = plain(key)
         match owner:
-            case Known(data=dict() as data) if _is_key(index):
+            case Literal(data=dict() as data) if _is_key(index):
                 self.store(owner.__dict__, "data", {**data, index: value})
-            case Known(data=list() as data) if isinstance(index, int) and -len(data) <= index < len(
-                data
-            ):
-                changed = [*data]
-                changed[index] = value
-                self.store(owner.__dict__, "data", changed)
-            case Known():
+            case Literal():
                 self.store(owner.__dict__, "is_open", True)
             case Object():
                 name = repr(index) if _is_key(index) else code_of(key.node)
@@ -342,6 +452,23 @@ class Expressions(Environment):
             case Choice(options=options):
                 for _, option in options:
                     self._set_item(option, key, value, node)
+
+
+def _freeze(value: Value) -> Value:
+    """Return a list or mapping as it is now: the script may change it later."""
+    if isinstance(value, Literal) and isinstance(value.data, list):
+        return Literal(value.node, [*map(_freeze, value.data)], value.is_open)
+    if isinstance(value, Literal) and isinstance(value.data, dict):
+        items = {key: _freeze(item) for key, item in value.data.items()}
+        return Literal(value.node, items, value.is_open)
+    return value
+
+
+def _put(target: dict[Any, Any], key: Any, value: Any) -> None:
+    if value is MISSING:
+        target.pop(key, None)
+    else:
+        target[key] = value
 
 
 def _is_key(value: Any) -> bool:

@@ -1,28 +1,28 @@
-"""Where a Python script gets its rows from: `load_dataset`, and what it does to the rows before the trainer.
+"""The rows and images of a Python script: where they are loaded, and what is done to them.
 
 Source: datasets 5 (`load_dataset`, `Dataset`).
 """
 
 import ast
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
 from typing import Any
 
 from grpo_cli.convert.datasets import BUILDERS, NO_DATASET, PROMPT_EXAMPLE
 from grpo_cli.convert.key_report import by_key, read_keys
-from grpo_cli.convert.script_account import ScriptAccount
+from grpo_cli.convert.script_account import ScriptAccount, is_rows
 from grpo_cli.convert.script_values import (
     MISSING,
-    Choice,
     Object,
     Value,
     code_of,
     default_of,
     plain,
+    reachable,
 )
 
-_PARAMETERS = ("path", "name", "data_dir", "data_files", "split")
-"""Of `load_dataset`, in their order."""
-_KEYS = {
+_ROWS = ("path", "name", "data_dir", "data_files", "split")
+"""Parameters of `load_dataset`, in their order."""
+_ROWS_KEYS = {
     "path": "dataset_name",
     "name": "dataset_config",
     "split": "dataset_train_split",
@@ -30,285 +30,246 @@ _KEYS = {
 }
 _READERS = {"from_json": "json", "from_csv": "csv", "from_parquet": "parquet"}
 _NUMBERED = ("select", "take", "skip")
-
-
-@dataclass
-class _Source:
-    """Rows that the trainer gets, followed back to where they are loaded."""
-
-    base: Object | None = None
-    split: Value | None = None
-    part: Any = MISSING
-    """Of `train_test_split`."""
-    changes: list[Object] = field(default_factory=list)
+_VISION = ("AutoModelForImageTextToText", "AutoModelForVision2Seq")
+_IMAGES = ("image", "images")
+"""TRL's columns with images."""
 
 
 class ScriptRows(ScriptAccount):
-    """What a script gives `GRPOTrainer` as rows."""
+    """Takes the rows that a script gives `GRPOTrainer`."""
 
-    def take_rows(self, trainer: Object, train: Value | None, held_out: Value | None) -> None:
-        """Take the rows that are trained on and held out."""
-        at = self.nodes_of.get("train_dataset", trainer.node)
-        source = self._trace(train) if train is not None else _Source()
-        other = (
-            self._trace(held_out) if held_out is not None and plain(held_out) is not None else None
-        )
-        split = self._find_held_out_split(source, other) if other is not None else MISSING
-        self._take_source(source, train, at, split)
-        self._take_changes(source, other)
-        if other is not None:
-            self._take_held_out(source, other, held_out, split)
-
-    def _trace(self, value: Value) -> _Source:
-        if isinstance(value, Choice):
-            return self._trace_choice(value)
-        if not isinstance(value, Object):
-            return _Source()
-        if value.is_call and self._role(value) == "rows":
-            return _Source(value)
-        if value.owner is not None and not (
-            isinstance(value.owner, Object) and value.owner.is_import
-        ):
-            source = self._trace(value.owner)
-            if value.is_call:
-                source.changes.append(value)
-            elif value.name.startswith("["):
-                is_part = any(each.last_name == "train_test_split" for each in source.changes)
-                if is_part:
-                    source.part = plain(value.parts[0]) if value.parts else MISSING
-                else:
-                    source.split = value.parts[0] if value.parts else None
-            return source
-        base = self.find_in(value, lambda each: self._role(each) == "rows")
-        if base is None or not value.is_call:
-            return _Source(changes=[value] if value.is_call else [])
-        inner = [self._trace(each) for each in (value.args or {}).values()]
-        source = next((each for each in inner if each.base is base), _Source(base))
-        source.changes.append(value)
-        return source
-
-    def _trace_choice(self, value: Choice) -> _Source:
-        """Follow rows of which a condition decides what is done to them, but not where they are loaded."""
-        options = [option for _, option in value.options if plain(option) is not None]
-        sources = [self._trace(option) for option in options]
-        if not sources or any(source.base is not sources[0].base for source in sources):
-            return _Source()
-        longest = max(sources, key=lambda source: len(source.changes))
-        changes = [*longest.changes]
-        changes += [each for source in sources for each in source.changes if each not in changes]
-        return replace(longest, changes=list(dict.fromkeys(changes)))
-
-    def _arguments(self, base: Object) -> dict[str, tuple[Value, ast.AST]]:
-        return {
-            _PARAMETERS[int(name)] if name.isdigit() and int(name) < len(_PARAMETERS) else name: (
-                value,
-                self.node_of(base, name),
-            )
-            for name, value in (base.args or {}).items()
-        }
-
-    def _mark(self, made: Object) -> None:
-        self.done |= {(id(made), name) for name in ("", *(made.args or {}))}
-
-    def _take_source(
-        self, source: _Source, value: Value | None, at: ast.AST, held_out: Any
+    def take_rows(
+        self, train: tuple[Value | None, ast.AST], held_out: tuple[Value, ast.AST] | None
     ) -> None:
-        base = source.base
+        """Take the rows that are trained on and held out: where they are loaded, and what changes them."""
+        value, node = train
+        bases, passes = self.find(value, is_rows)
+        base = bases[0] if len(bases) == 1 else None
+        other, other_passes = None, list[Object]()
+        if held_out is not None and plain(held_out[0]) is not None:
+            others, other_passes = self.find(held_out[0], is_rows)
+            other = others[0] if len(others) == 1 else None
+        split = self._find_held_out(base, other, held_out) if other and held_out else MISSING
         if base is None:
-            self.leave("dataset", value, at, NO_DATASET)
-            return
-        self._mark(base)
-        arguments = self._arguments(base)
-        if source.split is not None:
-            # Rows of a split have no splits but those of `train_test_split`.
-            arguments.setdefault("split", (source.split, at))
-        literals = {name: plain(each) for name, (each, _) in arguments.items()}
-        reader = _READERS.get(base.last_name)
-        files = literals.get(
-            "data_files", literals.get("path_or_paths", literals.get("path") if reader else MISSING)
-        )
-        is_files = reader is not None or literals.get("path") in BUILDERS
-        if base.last_name != "load_dataset" and reader is None:
-            self.leave("dataset", base, base.node, NO_DATASET)
-        elif is_files and files is MISSING:
-            self.leave("dataset", base, base.node, "write `kind: files`, and the files as `train`")
-        elif is_files:
-            chosen = self._choose_files(files, literals.get("split"), held_out)
-            self.put(
-                "datasets", [{"path": reader or literals["path"], "data_files": chosen}], base.node
-            )
+            self.leave("dataset", value, node, NO_DATASET)
+            for each in [*bases, *passes]:
+                self.done.add(id(each))
+                text = f"{self.locate(each.node)} has `{self.code_of_change(each, 200)}`"
+                self.add_to_do("dataset", text)
         else:
-            self._take_arguments(arguments)
-            return
-        used = {"path", "data_files", "split", "path_or_paths", "0"}
-        self._drop_arguments({name: each for name, each in arguments.items() if name not in used})
+            self._take_source(base, value, node, split)
+            self._take_changes(passes, other_passes)
+        if held_out is not None and plain(held_out[0]) is not None:
+            shared = [each for each in other_passes if each in passes]
+            is_part = any(each.last_name == "train_test_split" for each in shared)
+            if not is_part or base is None:
+                self._take_held_out(base, other, held_out, split)
+            self._take_other_changes(passes, other_passes)
 
-    def _take_arguments(self, arguments: dict[str, tuple[Value, ast.AST]]) -> None:
-        left: dict[str, tuple[Value, ast.AST]] = {}
-        for name, (value, node) in arguments.items():
-            literal = plain(value)
-            if name == "path" and not isinstance(literal, str):
-                fix = "name the dataset: `kind: hub` and `path`"
-                self.leave("dataset", value, node, fix)
-                if default_of(value) is not MISSING:
-                    self.report.defaults["dataset.path"] = default_of(value)
-            elif name in _KEYS and literal is not MISSING:
-                self.put(_KEYS[name], literal, node)
-            elif name == "revision" and literal is not MISSING:
-                self.extra["dataset.revision"] = ("load_dataset.revision", literal, node)
-            elif name in (*_KEYS, "revision", "data_dir", "data_files", "**"):
-                self.leave(f"dataset.{name}", value, node)
-            else:
-                left[name] = (value, node)
-        self._drop_arguments(left)
+    def _find_split(self, base: Object, value: Value | None) -> tuple[Value, ast.AST] | None:
+        """Return the split of a dataset that a value is: an item, or the argument of `load_dataset`."""
+        for each in reachable(value):
+            is_item = isinstance(each, Object) and each.name.startswith("[") and each.owner
+            if not is_item or base not in reachable(each.owner):  # type: ignore[attr-defined]
+                continue
+            calls = [made for made in reachable(each.owner) if isinstance(made, Object)]  # type: ignore[attr-defined]
+            if not any(made.last_name == "train_test_split" for made in calls):
+                return (each.parts[0], each.node) if each.parts else None  # type: ignore[attr-defined]
+        argument = (base.args or {}).get("split") or (base.args or {}).get("4")
+        return (argument, self.node_of(base, "split")) if argument is not None else None
 
-    def _drop_arguments(self, arguments: dict[str, tuple[Value, ast.AST]]) -> None:
-        reasons = by_key(read_keys("script-load-dataset"))
-        for name, (_, node) in arguments.items():
-            reason = reasons.get(name, f"`{code_of(node)}` has no place in a recipe")
-            self.drop(f"load_dataset.{name}", node, reason)
-
-    def _choose_files(self, files: Any, split: Any, held_out: Any) -> Any:
-        """Return the files of the splits that are trained on and, if the trainer has such rows, held out."""
-        if not isinstance(files, dict) or split not in (None, *files):
-            return files
-        chosen = (
-            {"train": files[split]}
-            if split
-            else {"train": files.get("train", next(iter(files.values())))}
+    def _find_held_out(
+        self, base: Object | None, other: Object, held_out: tuple[Value, ast.AST]
+    ) -> Any:
+        """Return the split that held-out rows are; MISSING unless they are of the dataset that is trained on."""
+        codes = [
+            {key: code_of(value.node) for key, value in (each.args or {}).items() if key != "split"}
+            for each in (base, other)
+            if each is not None
+        ]
+        split = self._find_split(other, held_out[0])
+        is_same = len(codes) == 2 and codes[0] == codes[1]
+        return (
+            plain(split[0]) if is_same and split and isinstance(plain(split[0]), str) else MISSING
         )
-        return {**chosen, "test": files[held_out]} if held_out in files else chosen
 
-    # What is done to rows.
+    def _take_source(self, base: Object, value: Value | None, node: ast.AST, held_out: Any) -> None:
+        bound, reader = self.bind(base, _ROWS), _READERS.get(base.last_name)
+        if (split := self._find_split(base, value)) is not None:
+            bound.setdefault("split", split)
+        data = {name: plain(each) for name, (each, _) in bound.items()}
+        files = data.get(
+            "data_files", data.get("path_or_paths", data.get("path") if reader else MISSING)
+        )
+        reasons = by_key(read_keys("script-load-dataset"))
+        if base.last_name != "load_dataset" and reader is None:
+            self.leave("dataset", None, base.node, NO_DATASET)
+            return
+        if reader is not None or data.get("path") in BUILDERS:
+            used = ("path", "data_files", "split", "path_or_paths")
+            if files is MISSING:
+                fix = "write `kind: files`, and the files as `train`"
+                self.leave("dataset", base, base.node, fix)
+            else:
+                chosen = _choose_files(files, data.get("split"), held_out)
+                entry = {"path": reader or data["path"], "data_files": chosen}
+                self.put("datasets", [entry], base.node)
+            left = {name: each for name, each in bound.items() if name not in used}
+            self.drop_all("load_dataset", left, reasons)
+            return
+        for name, (each, at) in bound.items():
+            if name == "path" and not isinstance(data[name], str):
+                self.leave("dataset", each, at, "name the dataset: `kind: hub` and `path`")
+                if default_of(each) is not MISSING:
+                    self.report.defaults["dataset.path"] = default_of(each)
+            elif name in _ROWS_KEYS and data[name] is not MISSING:
+                self.put(_ROWS_KEYS[name], data[name], at)
+            elif name == "revision" and data[name] is not MISSING:
+                self.extra["dataset.revision"] = ("load_dataset.revision", data[name], at)
+            elif name in (*_ROWS_KEYS, "revision", "data_dir", "data_files", "**"):
+                self.leave(f"dataset.{name}", each, at)
+            else:
+                self.drop_all("load_dataset", {name: (each, at)}, reasons)
 
-    def _take_changes(self, source: _Source, other: _Source | None) -> None:
-        """Take what changes the rows, leaves some out, or holds some out; leave to a person what it is not."""
-        made: list[Object] = []
+    def _take_changes(self, passes: list[Object], others: list[Object]) -> None:
+        """Take what leaves rows out or holds some out; leave to the user what changes them."""
+        made: list[str] = []
         reasons = by_key(read_keys("script-rows-calls"))
-        for index, change in enumerate(source.changes):
-            self._mark(change)
-            name = change.last_name
+        for index, change in enumerate(passes):
+            self.done.add(id(change))
+            name, when = (
+                change.last_name,
+                f"only if `{change.condition}`: " if change.condition else "",
+            )
             if name == "filter":
                 key = "train" if "datasets" in self.report.tree.value else "path"
                 fix = "name data without the rows that it leaves out; a recipe reads all rows"
-                self.leave(f"dataset.{key}", None, change.node, f"{self._say_when(change)}{fix}")
+                self.leave(f"dataset.{key}", None, change.node, f"{when}{fix}")
             elif name in _NUMBERED:
                 self._take_number(change, "limit", is_first=index == 0)
             elif name == "train_test_split":
-                self._take_share(change, other)
+                self._take_share(change, is_used=change in others)
             elif name in reasons:
                 self.drop(self.code_of_change(change), change.node, reasons[name])
             else:
-                made.append(change)
+                line = self.locate(change.node).rpartition(":")[2]
+                made.append(f"line {line}: `{when and f'({when}) '}{self.code_of_change(change)}`")
         if made:
-            lines = ", ".join(
-                f"line {self._line(each)}: `{self.code_of_change(each)}`" for each in made
-            )
             self.add_to_do(
                 "dataset.prompt",
-                f"{self.file.name} changes the rows ({lines}); write what it makes of a row, as Jinja over its "
-                f"columns\n{PROMPT_EXAMPLE}",
+                f"{self.file.name} changes the rows ({', '.join(made)}); write what it makes of a row, as Jinja "
+                f"over its columns\n{PROMPT_EXAMPLE}",
             )
-
-    def _line(self, made: Object) -> str:
-        return self.place(made.node).rpartition(":")[2]
 
     def _take_number(self, change: Object, key: str, *, is_first: bool) -> None:
         """Take the first rows of a dataset."""
-        value = (change.args or {}).get("0") or (change.args or {}).get("indices")
-        count = plain(value)
+        args = change.args or {}
+        count = plain(args.get("0") or args.get("indices") or args.get("n"))
         if isinstance(count, list) and count == [*range(len(count))]:
             count = len(count)
         is_certain = is_first and not change.condition and change.last_name != "skip"
         if isinstance(count, int) and count > 0 and is_certain:
             self.extra[f"dataset.{key}"] = (self.code_of_change(change), count, change.node)
         else:
+            when = f"only if `{change.condition}`: " if change.condition else ""
             fix = "write how many rows it takes; a recipe takes the first ones of the file"
-            self.leave(f"dataset.{key}", None, change.node, f"{self._say_when(change)}{fix}")
+            self.leave(f"dataset.{key}", None, change.node, f"{when}{fix}")
 
-    def _take_share(self, change: Object, other: _Source | None) -> None:
-        args = change.args or {}
-        share = args.get("test_size") or args.get("0")
-        literal = plain(share) if share is not None else MISSING
-        if other is None or change not in other.changes:
-            fix = "write the share that is left out of training, such as 0.05"
-            self.leave("dataset.eval_fraction", None, change.node, fix)
-        elif isinstance(literal, float) and 0 < literal < 1:
-            self.extra["dataset.eval_fraction"] = (
-                "train_test_split.test_size",
-                literal,
-                change.node,
-            )
-            for name in args.keys() - {"test_size", "0"}:
-                node, seed = self.node_of(change, name), plain(args[name])
-                if name == "seed" and isinstance(seed, int):
-                    self.extra["dataset.eval_seed"] = ("train_test_split.seed", seed, node)
-                else:
-                    self.drop(
-                        f"train_test_split.{name}", node, "recipes draw the rows that are held out"
-                    )
+    def _take_share(self, change: Object, *, is_used: bool) -> None:
+        bound = self.bind(change, ["test_size"])
+        missing: tuple[Value | None, ast.AST] = (None, change.node)
+        share, node = bound.get("test_size", missing)
+        seed, at = bound.get("seed", missing)
+        bound = {name: each for name, each in bound.items() if name not in ("test_size", "seed")}
+        size = plain(share)
+        what = "held out" if is_used else "left out of training"
+        if is_used and isinstance(size, float) and 0 < size < 1:
+            self.extra["dataset.eval_fraction"] = ("train_test_split.test_size", size, node)
+            if isinstance(plain(seed), int):
+                self.extra["dataset.eval_seed"] = ("train_test_split.seed", plain(seed), at)
+            elif seed is not None:
+                self.leave("dataset.eval_seed", seed, at)
+            self.drop_all("train_test_split", bound, {}, "recipes draw the rows that are held out")
         else:
-            fix = "write the share of the rows that is held out, such as 0.05"
+            fix = f"write the share of the rows that is {what}, such as 0.05"
             self.leave("dataset.eval_fraction", None, change.node, fix)
-
-    @staticmethod
-    def _say_when(change: Object) -> str:
-        return f"only if `{change.condition}`: " if change.condition else ""
-
-    # Held-out rows.
-
-    def _find_held_out_split(self, source: _Source, other: _Source) -> Any:
-        """Return the split that held-out rows are; MISSING unless they are of the dataset that is trained on."""
-        if source.base is None or other.base is None or other.part is not MISSING:
-            return MISSING
-        first, second = (
-            {
-                name: code_of(node)
-                for name, (_, node) in self._arguments(each).items()
-                if name != "split"
-            }
-            for each in (source.base, other.base)
-        )
-        named = self._arguments(other.base).get("split")
-        split = (
-            plain(other.split) if other.split is not None else plain(named[0]) if named else MISSING
-        )
-        return split if first == second and isinstance(split, str) else MISSING
 
     def _take_held_out(
-        self, source: _Source, other: _Source, value: Value | None, split: Any
+        self, base: Object | None, other: Object | None, at: tuple[Value, ast.AST], split: Any
     ) -> None:
-        at = self.nodes_of["eval_dataset"]
-        if other.part is not MISSING and other.base is source.base:
-            pass  # of `train_test_split`
-        elif split is not MISSING:
-            files = self.report.get("datasets", 0, "data_files")
-            if files is None:
-                self.put("dataset_test_split", split, at)
-            elif not (isinstance(files, dict) and "test" in files):
-                self.leave("dataset.eval", value, at, "say which rows are held out")
-        else:
-            base = other.base
-            about = (
-                f"; they are `{code_of(base.node, 200)}` of line {self._line(base)}"
-                if base is not None
-                else ""
-            )
+        files = self.report.get("datasets", 0, "data_files")
+        if split is not MISSING and files is None:
+            self.put("dataset_test_split", split, at[1])
+        elif split is MISSING or not (isinstance(files, dict) and "test" in files):
+            is_other = other is not None and other is not base
+            about = f"; they are `{code_of(other.node, 200)}`" if other and is_other else ""
             fix = f"say which rows are held out{about}; a recipe's are a split, files or a share of its dataset"
-            self.leave("dataset.eval_split", value, at, fix)
-        if other.base is not None and other.base is not source.base:
-            self._mark(other.base)
-        codes = {self.code_of_change(each) for each in source.changes}
-        for change in other.changes:
-            if change in source.changes:
-                continue
-            self._mark(change)
+            self.leave("dataset.eval_split", at[0], at[1], fix)
+        if other is not None:
+            self.done.add(id(other))
+
+    def _take_other_changes(self, passes: list[Object], others: list[Object]) -> None:
+        """Take what is done to held-out rows alone."""
+        codes = {self.code_of_change(each) for each in passes}
+        reasons = by_key(read_keys("script-rows-calls"))
+        for change in [each for each in others if each not in passes]:
+            self.done.add(id(change))
             code = self.code_of_change(change)
             if change.last_name in _NUMBERED:
-                self._take_number(change, "eval_limit", is_first=change is other.changes[0])
+                self._take_number(change, "eval_limit", is_first=change is others[0])
             elif code in codes:
                 self.drop(code, change.node, "as for the rows that are trained on")
             else:
-                reason = by_key(read_keys("script-rows-calls")).get(change.last_name)
                 what = "held-out rows are made as those that are trained on; write this into `dataset.prompt` too"
-                self.drop(code, change.node, reason or what)
+                self.drop(code, change.node, reasons.get(change.last_name, what))
+
+    # Images.
+
+    def take_images(self) -> None:
+        """Leave the column of images to the user, if the script shows any."""
+        shown: list[ast.AST] = []
+        columns: list[str] = []
+        for node in self.nodes:
+            match node:
+                case ast.Name(id=name) if name in _VISION:
+                    shown.append(node)
+                case ast.Dict(keys=keys, values=values):
+                    pairs = [*zip(keys, values, strict=True)]
+                    is_part = any(
+                        _is_text(key, "type") and _is_text(each, "image") for key, each in pairs
+                    )
+                    shown += [node] if is_part else []
+                    named = [each for key, each in pairs if _is_text(key, *_IMAGES)]
+                    columns += [name for each in named for name in _find_columns(each)]
+                case ast.Call(
+                    func=ast.Attribute(value=ast.Name(id="Image"), attr="open"), args=args
+                ):
+                    opened = [name for each in args for name in _find_columns(each)]
+                    columns += opened
+                    shown += [node] if opened else []
+                case ast.Subscript(slice=ast.Constant(value=name)) if name in _IMAGES:
+                    shown.append(node)
+        if shown:
+            first = min(shown, key=lambda node: getattr(node, "lineno", 0))
+            fix = f"name the column with images, as in `prompt: {{images: {next(iter(columns), 'image')}}}`"
+            self.leave("dataset.prompt.images", None, first, fix)
+
+
+def _choose_files(files: Any, split: Any, held_out: Any) -> Any:
+    """Return the files of the splits that are trained on and, if the trainer has such rows, held out."""
+    if not isinstance(files, dict) or split not in (None, *files):
+        return files
+    train = files[split] if split else files.get("train", next(iter(files.values())))
+    return {"train": train, "test": files[held_out]} if held_out in files else {"train": train}
+
+
+def _is_text(node: ast.AST | None, *texts: str) -> bool:
+    return isinstance(node, ast.Constant) and node.value in texts
+
+
+def _find_columns(value: ast.AST) -> Iterator[str]:
+    """Yield the names in `row["name"]`, anywhere in an expression."""
+    for node in ast.walk(value):
+        match node:
+            case ast.Subscript(slice=ast.Constant(value=str() as name)):
+                yield name

@@ -1,63 +1,64 @@
-"""Values of the expressions of a Python script: literals, functions, and what other packages make."""
+"""Values of expressions in a Python script: literals, calls with their arguments, and what is not known."""
 
 import ast
 import builtins
+import operator
 import re
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 MISSING: Final[Any] = object()
-"""Stands for no value, as None is one."""
+"""Stands for the absence of a value, since None is a value."""
 _SYMBOLS = {
     **{f"torch.{name}": name for name in ("float32", "bfloat16", "float16", "half", "float")},
     "peft.TaskType.CAUSAL_LM": "CAUSAL_LM",
 }
-"""Attributes that a config names by a text."""
+"""Attributes of other packages that a config writes as text."""
 _WIDE = re.compile(r"\d{5}")
-"""A width of a format that makes long text."""
+"""A width in a format string that makes long text."""
 _MOST_OPTIONS = 8
-"""Most values of a choice that are kept apart."""
 _LONGEST = 20_000
 """Characters, items or bits above which a value is not computed."""
 
 
 @dataclass(eq=False)
 class Value:
-    """What an expression stands for; `node` is where it was written."""
+    """The value of an expression; `node` is where it is written."""
 
     node: ast.AST
 
 
 @dataclass(eq=False)
-class Known(Value):
+class Literal(Value):
     """A scalar, or a list, tuple, set or dict of values."""
 
     data: Any
     is_open: bool = False
-    """Whether the script adds items that cannot be told."""
+    """Whether the script adds items that are not known."""
 
 
 @dataclass(eq=False)
 class Object(Value):
-    """Something that another package makes or gives, an instance of a class of the script, or unknown."""
+    """A call or a name of another package, an instance of a class of the script, or an unknown value."""
 
     name: str = ""
-    """Dotted name of an import, or of the function that is called; of a method, attribute or item its own."""
+    """Dotted name of an import, or of the function that is called; of an attribute or item, its own."""
     owner: Value | None = None
-    """Whose method, attribute or item it is."""
+    """The value whose method, attribute or item this is."""
     args: dict[str, Value] | None = None
-    """Of a call; arguments without a name have their position, `*` and `**` are those that cannot be told."""
+    """Of a call. Positional arguments have their index as name; `*` and `**` are unknown ones."""
     cls: "Class | None" = None
     attrs: dict[Any, Value] = field(default_factory=dict)
     parts: tuple[Value, ...] = ()
-    """What it is computed from."""
+    """The values that this one is computed from."""
     default: Any = MISSING
-    """Its plain value if nobody gives another, as on the command line."""
+    """Its plain value unless the command line gives another."""
     condition: str = ""
-    """The branch of the script that a call is in."""
-    branches: tuple[tuple[int, int], ...] = ()
+    """The condition under which a call happens."""
+    depth: int = 0
+    """The number of branches inside which it was made."""
 
     @property
     def last_name(self) -> str:
@@ -77,10 +78,9 @@ class Object(Value):
 
 @dataclass(eq=False)
 class Choice(Value):
-    """One of several values, as a condition decides."""
+    """One of several values, each with its condition."""
 
     options: tuple[tuple[str, Value], ...]
-    default: Any = MISSING
 
 
 @dataclass(eq=False)
@@ -100,12 +100,17 @@ class Function(Value):
 
     frame: Frame | None = None
     target: Value | None = None
-    """What `functools.partial` calls."""
+    """The function that `functools.partial` calls."""
     positional: tuple[Value, ...] = ()
-    """First arguments, such as `self`."""
+    """Its first arguments, such as `self`."""
     keywords: dict[str, Value] = field(default_factory=dict)
     cls: "Class | None" = None
     """The class that defines it."""
+
+    @property
+    def name(self) -> str:
+        """Its name; empty for a lambda."""
+        return str(getattr(self.node, "name", ""))
 
 
 @dataclass(eq=False)
@@ -142,18 +147,19 @@ class Class(Value):
         return None
 
 
-def plain(value: Value | None) -> Any:
-    """Return a value that is known as a whole as plain Python, or MISSING."""
+def plain(value: Value | None, of: Callable[[Any], Any] | None = None) -> Any:
+    """Return a value that is known as a whole as plain Python, or MISSING; `of` reads what it holds."""
+    of = of or plain
     match value:
-        case Known(is_open=True):
+        case Literal(is_open=True):
             return MISSING
-        case Known(data=list() | tuple() | set() as items):
-            values = [plain(item) for item in items]
+        case Literal(data=list() | tuple() | set() as items):
+            values = [of(item) for item in items]
             return MISSING if MISSING in values else type(items)(values)
-        case Known(data=dict() as items):
-            values = [plain(item) for item in items.values()]
+        case Literal(data=dict() as items):
+            values = [of(item) for item in items.values()]
             return MISSING if MISSING in values else dict(zip(items, values, strict=True))
-        case Known(data=data):
+        case Literal(data=data):
             return data
         case Object(is_import=True, name=name):
             return _SYMBOLS.get(name, MISSING)
@@ -161,45 +167,43 @@ def plain(value: Value | None) -> Any:
 
 
 def default_of(value: Value | None) -> Any:
-    """Return the plain value that something has unless somebody gives another, or MISSING."""
-    if isinstance(value, Object | Choice) and value.default is not MISSING:
+    """Return the plain value that holds unless the command line gives another, or MISSING."""
+    if isinstance(value, Object) and value.default is not MISSING:
         return value.default
-    if isinstance(value, Known) and isinstance(value.data, list | tuple) and not value.is_open:
-        values = [default_of(item) for item in value.data]
-        return MISSING if MISSING in values else type(value.data)(values)
-    if isinstance(value, Known) and isinstance(value.data, dict) and not value.is_open:
-        values = [default_of(item) for item in value.data.values()]
-        return MISSING if MISSING in values else dict(zip(value.data, values, strict=True))
-    return plain(value)
+    return plain(value, default_of)
 
 
-def known(node: ast.AST, data: Any) -> Known:
+def literal(node: ast.AST, data: Any) -> Literal:
     """Return plain Python as a value."""
     if isinstance(data, list | tuple | set):
-        return Known(node, type(data)(known(node, item) for item in data))
+        return Literal(node, type(data)(literal(node, item) for item in data))
     if isinstance(data, dict):
-        return Known(node, {key: known(node, item) for key, item in data.items()})
-    return Known(node, data)
+        return Literal(node, {key: literal(node, item) for key, item in data.items()})
+    return Literal(node, data)
 
 
 def unset(node: ast.AST) -> Object:
-    """Return what stands for a name that has no value in a branch."""
+    """Return the value of a name that has none in a branch."""
     return Object(node, name="unset", parts=(Object(node),))
 
 
-def root_of(value: Value) -> Value:
+def root_of(value: Value | None) -> Value | None:
     """Return the object that a chain of attributes, items and methods begins with."""
-    while isinstance(value, Object) and value.owner is not None:
-        value = value.owner
+    while isinstance(value, Object | Choice):
+        if isinstance(value, Object) and value.owner is None:
+            return value
+        options = [each for _, each in value.options] if isinstance(value, Choice) else []
+        objects = [each for each in options if isinstance(each, Object) and each.name != "unset"]
+        value = value.owner if isinstance(value, Object) else next(iter(objects), None)
     return value
 
 
 def parts_of(value: Value) -> Iterator[Value]:
     """Yield the values that a value directly consists of or is computed from."""
     match value:
-        case Known(data=dict() as items):
+        case Literal(data=dict() as items):
             yield from items.values()
-        case Known(data=list() | tuple() | set() as items):
+        case Literal(data=list() | tuple() | set() as items):
             yield from items
         case Choice(options=options):
             yield from (option for _, option in options)
@@ -213,47 +217,43 @@ def parts_of(value: Value) -> Iterator[Value]:
             yield from value.keywords.values()
 
 
-def reachable(value: Value) -> Iterator[Value]:
-    """Yield a value and all that it is computed from, each once, the nearest first."""
-    queue, seen = [value], {id(value)}
-    while queue:
-        current = queue.pop(0)
-        yield current
+def reachable(value: Value | None) -> list[Value]:
+    """Return a value and all that it is computed from, each once, the nearest first."""
+    queue = [value] if value is not None else []
+    seen = {id(each) for each in queue}
+    for current in queue:
         for part in parts_of(current):
             if id(part) not in seen:
                 seen.add(id(part))
                 queue.append(part)
+    return queue
 
 
-def is_same(first: Value | None, second: Value | None) -> bool:
+def _is_same(first: Value, second: Value) -> bool:
     """Return whether two values are certainly the same."""
     if first is second:
         return True
     if isinstance(first, Object) and isinstance(second, Object):
-        if first.name == second.name == "unset":
-            return True
-        if first.node is second.node and first.parts and first.args is second.args is None:
-            pairs = zip(first.parts, second.parts, strict=False)
-            return first.name == second.name and all(is_same(*pair) for pair in pairs)
+        same_place = first.node is second.node and not (first.is_call or second.is_call)
+        return first.name == second.name and (first.name == "unset" or same_place)
     values = plain(first), plain(second)
     return MISSING not in values and repr(values[0]) == repr(values[1])
 
 
-def choose(node: ast.AST, options: list[tuple[str, Value]], default: Any = MISSING) -> Value:
+def choose(node: ast.AST, options: Sequence[tuple[str, Value]]) -> Value:
     """Return one of several values; the value itself if all are the same."""
     flat = [
         pair
         for condition, option in options
         for pair in (option.options if isinstance(option, Choice) else ((condition, option),))
     ]
-    flat = [*{id(option): (condition, option) for condition, option in flat}.values()]
     unlike: list[tuple[str, Value]] = []
     for pair in flat[: 4 * _MOST_OPTIONS]:
-        if not any(is_same(pair[1], other) for _, other in unlike):
+        if not any(_is_same(pair[1], other) for _, other in unlike):
             unlike.append(pair)
     if len(unlike) > _MOST_OPTIONS:
-        return Object(node, parts=tuple(option for _, option in unlike), default=default)
-    return unlike[0][1] if len(unlike) == 1 else Choice(node, tuple(unlike), default)
+        return Object(node, parts=tuple(option for _, option in unlike))
+    return unlike[0][1] if len(unlike) == 1 else Choice(node, tuple(unlike))
 
 
 def code_of(node: ast.AST, longest: int = 60) -> str:
@@ -286,7 +286,7 @@ def _size(data: Any) -> int:
 
 
 def compute(function: Callable[..., Any], values: list[Any]) -> Any:
-    """Return what a pure function makes of plain values, or MISSING if it fails or is too large."""
+    """Return the result of a pure function of plain values, or MISSING if it fails or is too large."""
     if MISSING in values or sum(map(_size, values)) > _LONGEST:
         return MISSING
     try:
@@ -297,16 +297,14 @@ def compute(function: Callable[..., Any], values: list[Any]) -> Any:
 
 
 def _power(base: Any, exponent: Any) -> Any:
-    if abs(exponent) > 64 or abs(base) > 1e6:
-        raise ValueError
-    return base**exponent
+    return base**exponent if abs(exponent) <= 64 and abs(base) <= 1e6 else MISSING
 
 
 def _multiply(first: Any, second: Any) -> Any:
-    sizes = [len(each) if hasattr(each, "__len__") else each for each in (first, second)]
-    if any(hasattr(each, "__len__") for each in (first, second)) and sizes[0] * sizes[1] > _LONGEST:
-        raise ValueError
-    return first * second
+    sizes = [len(each) if hasattr(each, "__len__") else 1 for each in (first, second)]
+    counts = [each if isinstance(each, int) else 1 for each in (first, second)]
+    is_long = max(sizes) > 1 and max(sizes) * max(counts) > _LONGEST
+    return MISSING if is_long else first * second
 
 
 def _divide(first: Any, second: Any) -> Any:
@@ -315,44 +313,39 @@ def _divide(first: Any, second: Any) -> Any:
 
 
 def _modulo(first: Any, second: Any) -> Any:
-    if isinstance(first, str) and _WIDE.search(first):
-        raise ValueError
-    return first % second
+    return MISSING if isinstance(first, str) and _WIDE.search(first) else first % second
 
 
 OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
-    ast.Add: lambda first, second: first + second,
-    ast.Sub: lambda first, second: first - second,
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
     ast.Mult: _multiply,
     ast.Div: _divide,
-    ast.FloorDiv: lambda first, second: first // second,
+    ast.FloorDiv: operator.floordiv,
     ast.Mod: _modulo,
     ast.Pow: _power,
-    ast.BitOr: lambda first, second: first | second,
-    ast.BitAnd: lambda first, second: first & second,
-    ast.USub: lambda value: -value,
-    ast.UAdd: lambda value: +value,
-    ast.Not: lambda value: not value,
-    ast.Invert: lambda value: ~value,
-    ast.Eq: lambda first, second: first == second,
-    ast.NotEq: lambda first, second: first != second,
-    ast.Lt: lambda first, second: first < second,
-    ast.LtE: lambda first, second: first <= second,
-    ast.Gt: lambda first, second: first > second,
-    ast.GtE: lambda first, second: first >= second,
-    ast.Is: lambda first, second: first is second or first == second,
-    ast.IsNot: lambda first, second: not (first is second or first == second),
+    ast.BitOr: operator.or_,
+    ast.BitAnd: operator.and_,
+    ast.USub: operator.neg,
+    ast.UAdd: operator.pos,
+    ast.Not: operator.not_,
+    ast.Invert: operator.invert,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Is: operator.eq,
+    ast.IsNot: operator.ne,
     ast.In: lambda first, second: first in second,
     ast.NotIn: lambda first, second: first not in second,
 }
 """Operators on plain values, bounded in the size of the result."""
 
 
-def _range(*bounds: int) -> list[int]:
-    numbers = range(*bounds)
-    if len(numbers) > _LONGEST:
-        raise ValueError
-    return list(numbers)
+def _range(*bounds: int) -> Any:
+    return list(range(*bounds)) if len(range(*bounds)) <= _LONGEST else MISSING
 
 
 def _join(*parts: str) -> str:
@@ -366,8 +359,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     },
     "range": _range,
     "zip": lambda *lists: [*zip(*lists, strict=False)],
-    "enumerate": lambda items, start=0: [*enumerate(items, start)],
-    "reversed": lambda items: [*reversed(items)],
+    "enumerate": lambda items: [*enumerate(items)],
     "os.path.join": _join,
     "pathlib.Path": _join,
     "os.path.expanduser": str,
@@ -384,55 +376,7 @@ METHODS = frozenset(
 
 
 def call_method(owner: Any, name: str, args: list[Any], keywords: dict[str, Any]) -> Any:
-    """Return what a pure method of a plain value returns."""
-    if name == "format" and _WIDE.search(str(owner)):
-        raise ValueError
-    if name in ("replace", "join") and len(str(owner)) * len(str(args)) > 50 * _LONGEST:
-        raise ValueError
-    return getattr(owner, name)(*args, **keywords)
-
-
-def change_items(
-    owner: Known, name: str, positional: list[Value], keywords: dict[str, Value]
-) -> tuple[Any, Value | None] | None:
-    """Return the items of a list or mapping after a method that changes it, and its result; None for another."""
-    first = positional[0] if positional else None
-    match owner.data, name:
-        case list() as items, "append" if first is not None:
-            return [*items, first], None
-        case list() as items, "insert" if len(positional) == 2:
-            index = plain(positional[0])
-            at = index if isinstance(index, int) else 0
-            return [*items[:at], positional[1], *items[at:]], None
-        case list() as items, "extend" if isinstance(first, Known) and isinstance(
-            first.data, list | tuple
-        ):
-            return [*items, *first.data], None
-        case dict() as items, "update":
-            more = first.data if isinstance(first, Known) and isinstance(first.data, dict) else None
-            if first is not None and (more is None or first.is_open):  # type: ignore[attr-defined]
-                return None, None
-            new = {key: value for key, value in keywords.items() if key != "**"}
-            return (None if "**" in keywords else {**items, **(more or {}), **new}), None
-        case dict() as items, "setdefault" if len(positional) == 2 and isinstance(
-            plain(first), str
-        ):
-            key = plain(first)
-            return {key: positional[1], **items}, items.get(key, positional[1])
-        case dict() as items, "pop" if positional and isinstance(key := plain(first), str):
-            if key in items:
-                return {name: value for name, value in items.items() if name != key}, items[key]
-        case list() | dict(), (
-            "append"
-            | "extend"
-            | "insert"
-            | "remove"
-            | "pop"
-            | "clear"
-            | "sort"
-            | "reverse"
-            | "popitem"
-            | "setdefault"
-        ):
-            return None, None
-    return None
+    """Return the result of a pure method of a plain value."""
+    is_wide = name == "format" and _WIDE.search(str(owner))
+    is_long = name in ("replace", "join") and len(str(owner)) * len(str(args)) > 50 * _LONGEST
+    return MISSING if is_wide or is_long else getattr(owner, name)(*args, **keywords)

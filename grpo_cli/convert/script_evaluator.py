@@ -1,0 +1,199 @@
+"""Reads a Python script statement by statement, without running it, and records its calls and assignments.
+
+Both branches of an unknown condition are read; a value that differs between them is a choice. Functions and
+classes of the script are followed where they are called.
+"""
+
+import ast
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from grpo_cli.convert.script_calls import Calls
+from grpo_cli.convert.script_values import (
+    MISSING,
+    OPERATORS,
+    Class,
+    Frame,
+    Function,
+    Literal,
+    Object,
+    code_of,
+    literal,
+    negate,
+    plain,
+)
+
+_IMPORT_ERRORS = ("ImportError", "ModuleNotFoundError")
+_EXITS = ("sys.exit", "exit", "quit", "os._exit")
+_MOST_ITEMS = 64
+"""Items of a loop that are read one by one."""
+
+
+class Evaluator(Calls):
+    """Evaluates statements; its attributes are what the script makes and changes."""
+
+    def __init__(self, flags: Mapping[str, Any] | None) -> None:
+        super().__init__(flags)
+        self.functions: list[Function] = []
+        """Functions and methods of the script, in the order of their definitions."""
+
+    def execute(self, body: Sequence[ast.stmt], frame: Frame) -> str | None:
+        """Read statements in order; return why they end early: `return`, `raise` or `loop`, or None."""
+        for statement in body:
+            self.count_step()
+            if (signal := self._execute_one(statement, frame)) is not None:
+                return signal
+        return None
+
+    def _execute_one(self, statement: ast.stmt, frame: Frame) -> str | None:
+        match statement:
+            case ast.Expr(value=value):
+                made = self.evaluate(value, frame)
+                is_exit = isinstance(made, Object) and made.is_call and made.name in _EXITS
+                return "raise" if is_exit else None
+            case ast.Assign(targets=targets, value=value):
+                result = self.evaluate(value, frame)
+                for target in targets:
+                    self.assign(target, result, frame, statement)
+            case ast.AnnAssign(target=target, value=ast.expr() as value):
+                self.assign(target, self.evaluate(value, frame), frame, statement)
+            case ast.AugAssign(target=target, op=operator, value=value):
+                pair = [self.evaluate(target, frame), self.evaluate(value, frame)]
+                changed = self.lift(statement, OPERATORS.get(type(operator)), pair)
+                self.assign(target, changed, frame, statement)
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                function = Function(statement, frame=frame)
+                self.functions.append(function)
+                for decorator in statement.decorator_list:
+                    self.evaluate(decorator, frame)
+                self.store(frame.names, statement.name, function)
+            case ast.ClassDef():
+                self._define_class(statement, frame)
+            case ast.Return(value=value):
+                result = self.evaluate(value, frame) if value else literal(statement, None)
+                frame.returns.append((self.condition, result))
+                return "return"
+            case ast.Raise():
+                return "raise"
+            case ast.Break() | ast.Continue():
+                return "loop"
+            case ast.Global(names=names) | ast.Nonlocal(names=names):
+                frame.globals.update(names)
+            case ast.Import() | ast.ImportFrom():
+                self._import(statement, frame)
+            case ast.Delete(targets=targets):
+                for target in targets:
+                    self._delete(target, frame)
+            case _:
+                return self._execute_block(statement, frame)
+        return None
+
+    def _execute_block(self, statement: ast.stmt, frame: Frame) -> str | None:
+        match statement:
+            case ast.If(test=test, body=body, orelse=orelse):
+                value = plain(self.evaluate(test, frame))
+                if isinstance(test, ast.Compare) and "__name__" in code_of(test):
+                    value = True
+                if value is not MISSING:
+                    return self.execute(body if value else orelse, frame)
+                code = code_of(test)
+                arms = [(code, body), (negate(code), orelse)]
+                return self._execute_arms(statement, arms, frame)
+            case ast.Match(subject=subject, cases=cases):
+                self.evaluate(subject, frame)
+                arms = [(code_of(case.pattern), case.body) for case in cases]
+                return self._execute_arms(statement, [*arms, ("no case fits", [])], frame)
+            case ast.For() | ast.AsyncFor() | ast.While():
+                return self._execute_loop(statement, frame)
+            case ast.With(items=items, body=body) | ast.AsyncWith(items=items, body=body):
+                for item in items:
+                    entered = self.evaluate(item.context_expr, frame)
+                    if item.optional_vars is not None:
+                        self.assign(item.optional_vars, entered, frame, statement)
+                return self.execute(body, frame)
+            case ast.Try() | ast.TryStar():
+                return self._execute_try(statement, frame)
+        return None
+
+    def _execute_arms(
+        self, node: ast.AST, arms: Sequence[tuple[str, Sequence[ast.stmt]]], frame: Frame
+    ) -> str | None:
+        readers: list[tuple[str, Callable[[], str | None]]] = [
+            (condition, partial(self.execute, body, frame)) for condition, body in arms
+        ]
+        signals = self.branch(node, readers)
+        if None in signals:
+            return None
+        return next((signal for signal in signals if signal != "raise"), "raise")
+
+    def _execute_loop(
+        self, statement: ast.For | ast.AsyncFor | ast.While, frame: Frame
+    ) -> str | None:
+        if isinstance(statement, ast.While):
+            self.evaluate(statement.test, frame)
+            items = None
+        else:
+            items = self.items_of(self.evaluate(statement.iter, frame))
+        if items is None or len(items) > _MOST_ITEMS or self.is_half_read:
+            if not isinstance(statement, ast.While):
+                self.assign(statement.target, Object(statement.target), frame, statement)
+            arms = [(f"in the loop of line {statement.lineno}", statement.body), ("", [])]
+            self._execute_arms(statement, arms, frame)
+            return self.execute(statement.orelse, frame)
+        for item in items:
+            self.assign(statement.target, item, frame, statement)  # type: ignore[union-attr]
+            signal = self.execute(statement.body, frame)
+            if signal in ("return", "raise"):
+                return signal
+            nodes = [node for each in statement.body for node in ast.walk(each)]
+            if signal == "loop" and any(isinstance(node, ast.Break) for node in nodes):
+                return None
+        return self.execute(statement.orelse, frame)
+
+    def _execute_try(self, statement: ast.Try | ast.TryStar, frame: Frame) -> str | None:
+        signal = self.execute(statement.body, frame) or self.execute(statement.orelse, frame)
+        for handler in statement.handlers:
+            # Imported packages are taken to be installed.
+            if handler.type is not None and code_of(handler.type) in _IMPORT_ERRORS:
+                continue
+            if handler.name:
+                self.store(frame.names, handler.name, Object(statement, name=handler.name))
+            condition = f"after an error in line {statement.lineno}"
+            arms = [("without an error", []), (condition, handler.body)]
+            if self._execute_arms(statement, arms, frame) is None and signal == "raise":
+                signal = None
+        return self.execute(statement.finalbody, frame) or signal
+
+    def _define_class(self, node: ast.ClassDef, frame: Frame) -> None:
+        inside = Frame({}, parent=frame)
+        bases = [self.evaluate(base, frame) for base in node.bases]
+        cls = Class(node, node.name, bases, inside.names)
+        cls.fields = [
+            each.target.id
+            for each in node.body
+            if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
+        ]
+        self.execute(node.body, inside)
+        for value in inside.names.values():
+            if isinstance(value, Function) and value.cls is None:
+                value.cls = cls
+        self.store(frame.names, node.name, cls)
+
+    def _import(self, statement: ast.Import | ast.ImportFrom, frame: Frame) -> None:
+        start = ""
+        if isinstance(statement, ast.ImportFrom):
+            start = "." * statement.level + (f"{statement.module}." if statement.module else "")
+        for alias in statement.names:
+            is_whole = bool(start or alias.asname)
+            name = alias.name if is_whole else alias.name.partition(".")[0]
+            value = Object(statement, name=f"{start}{name}")
+            self.store(frame.names, alias.asname or name, value)
+
+    def _delete(self, target: ast.expr, frame: Frame) -> None:
+        match target:
+            case ast.Name(id=name):
+                self.store(frame.names, name, MISSING)
+            case ast.Subscript(value=owner):
+                if isinstance(value := self.evaluate(owner, frame), Literal):
+                    self.store(value.__dict__, "is_open", True)
