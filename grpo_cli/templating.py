@@ -67,12 +67,10 @@ def _check_operation(operator: str, left: Any, right: Any) -> None:
         _check_size(_size(right) * left)
 
 
-@lru_cache(maxsize=1)
-def bounded_environment() -> "type[ImmutableSandboxedEnvironment]":
-    """Return the class of Jinja's sandbox in which no template makes more than a prompt may need."""
-    from jinja2 import TemplateSyntaxError, nodes
+def _make_generator() -> Any:
+    """Return the compiler whose loops have a limit of time, and joined texts one of size."""
+    from jinja2 import nodes
     from jinja2.compiler import CodeGenerator
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generator(CodeGenerator):
         def visit_For(self, node: nodes.For, frame: Any) -> None:  # noqa: N802
@@ -85,6 +83,15 @@ def bounded_environment() -> "type[ImmutableSandboxedEnvironment]":
             super().visit_Concat(node, frame)
             self.write(",))")
 
+    return Generator
+
+
+@lru_cache(maxsize=1)
+def bounded_environment() -> "type[ImmutableSandboxedEnvironment]":
+    """Return the class of Jinja's sandbox in which no template makes more than a prompt may need."""
+    from jinja2 import TemplateSyntaxError
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
     def call_filter(name: str, function: Any, *args: Any, **kwargs: Any) -> Any:
         # Those that get the context or the environment have it before the value.
         value, *rest = args[1:] if hasattr(function, "jinja_pass_arg") else args
@@ -92,7 +99,7 @@ def bounded_environment() -> "type[ImmutableSandboxedEnvironment]":
         return function(*args, **kwargs)
 
     class BoundedEnvironment(ImmutableSandboxedEnvironment):
-        code_generator_class = Generator
+        code_generator_class = _make_generator()
         intercepted_binops = frozenset({"+", "*", "%", "**"})
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -130,7 +137,7 @@ def bounded_environment() -> "type[ImmutableSandboxedEnvironment]":
                 _check_call(method.__name__, text, (*args, *kwargs.values()))
             return super().call(context, function, *args, **kwargs)
 
-        def _parse(self, *args: Any) -> nodes.Template:
+        def _parse(self, *args: Any) -> Any:
             try:
                 return super()._parse(*args)
             except RecursionError:
