@@ -115,6 +115,18 @@ def _become(run: Callable[[], object], given: dict[str, Any]) -> None:
         os._exit(code)
 
 
+def _forget_servers() -> None:
+    """Let a fork start its own servers of multiprocessing: those of its parent are not its children."""
+    vars(forkserver._forkserver).update(
+        _forkserver_address=None, _forkserver_alive_fd=None, _forkserver_pid=None
+    )
+    vars(resource_tracker._resource_tracker).update(_fd=None, _pid=None)
+
+
+# For the children of commands, too, that run in the test process.
+os.register_at_fork(after_in_child=_forget_servers)
+
+
 def _take_over(given: dict[str, Any]) -> None:
     """Leave what belongs to the parent, and be as a new process is."""
     # What the parent registered, and the children that it waits for at its end, are its own.
@@ -137,11 +149,6 @@ def _take_over(given: dict[str, Any]) -> None:
     os.environ.update(environment | {"TOKENIZERS_PARALLELISM": "false"})
     _set_command_line(" ".join(map(str, given["args"])))
     tempfile.tempdir = None
-    # The parent's servers of multiprocessing cannot be reached by this process.
-    vars(forkserver._forkserver).update(
-        _forkserver_address=None, _forkserver_alive_fd=None, _forkserver_pid=None
-    )
-    vars(resource_tracker._resource_tracker).update(_fd=None, _pid=None)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     lines = 1 if environment.get("PYTHONUNBUFFERED") else -1
     sys.stdout = sys.__stdout__ = open(1, "w", buffering=lines, closefd=False)  # noqa: SIM115
