@@ -1,6 +1,5 @@
 """`grpo train`: train a recipe here, submit it to Slurm, or print what would be started."""
 
-import contextlib
 import os
 import sys
 from pathlib import Path
@@ -19,6 +18,7 @@ from grpo_cli.cli.arguments import (
     TrustCheckpoint,
 )
 from grpo_cli.cli.output import print_json, show, stdout
+from grpo_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from grpo_cli.cli.reporter import TerminalReporter
@@ -30,9 +30,6 @@ if TYPE_CHECKING:
 RunId = Annotated[
     str | None,
     typer.Option(metavar="ID", help="Name the run folder; with --resume, resume it if it exists."),
-]
-WithDashboard = Annotated[
-    bool, typer.Option("--dashboard", help="Also report to Trackio, and serve its dashboard.")
 ]
 
 
@@ -63,12 +60,11 @@ def train(
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Print only the final summary.")
     ] = False,
-    dashboard: WithDashboard = False,
+    dashboard: Annotated[bool, typer.Option("--dashboard", hidden=True)] = False,
     json: AsJson = False,
 ) -> None:
     """Train a recipe: check and probe it, create a run folder, launch, watch and summarise."""
     from grpo_cli.cli.reporter import TerminalReporter
-    from grpo_cli.workflows.dashboard import add_trackio, shown
     from grpo_cli.workflows.prepare import ResumeRequest, prepare
 
     request = ResumeRequest(
@@ -76,7 +72,9 @@ def train(
     )
     reporter = TerminalReporter(quiet=quiet)
     if dashboard:
-        set_ = add_trackio(recipe, set_, starts=not (dry_run or slurm))
+        raise UsageError(
+            "--dashboard is gone. Fix: --set logging.report_to=[trackio], and run `trackio show` beside it"
+        )
     if slurm:
         from grpo_cli.workflows.submit import run_as_job
 
@@ -89,11 +87,9 @@ def train(
     if dry_run:
         _print_plan(prepared.folder, prepared.plan, as_json=json)
         return
-    with shown(prepared.recipe, reporter) if dashboard else contextlib.nullcontext():
-        # A named run may be resumed on several machines at once, as jobs do.
-        probe = prepared.is_new and not (no_probe or (request.wanted and run_id))
-        code = _run(prepared, reporter, probe=probe, as_json=json)
-    raise typer.Exit(code)
+    # A named run may be resumed on several machines at once, as jobs do.
+    probe = prepared.is_new and not (no_probe or (request.wanted and run_id))
+    raise typer.Exit(_run(prepared, reporter, probe=probe, as_json=json))
 
 
 def _run(

@@ -418,13 +418,10 @@ def test_the_server_of_a_training_is_printed(tmp_path):
     )
 
 
-def test_a_dashboard_is_refused_where_no_training_starts(tmp_path):
-    path = write_recipe(tmp_path)
-    for flag in ("--dry-run", "--slurm"):
-        done = grpo("train", path, "--dashboard", flag, cwd=tmp_path)
-        assert (done.returncode, done.stdout) == (2, "")
-        assert "Fix: remove it" in done.stderr
-    assert not (tmp_path / "runs").exists()
+def test_an_option_that_is_gone_names_what_replaces_it(tmp_path):
+    done = grpo("train", write_recipe(tmp_path), "--dashboard", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--set logging.report_to=[trackio]" in done.stderr
 
 
 def test_ctrl_c_while_the_command_is_loaded_is_no_traceback(tmp_path):

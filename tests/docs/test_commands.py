@@ -43,9 +43,6 @@ NOT_RUN = {
     f"grpo diagnose {RUN}": (
         "its answers are cut off here, an error: tests/integration/test_diagnosis.py looks at such runs"
     ),
-    "grpo train recipe.yaml --dashboard": (
-        "half a minute: tests/integration/test_trackers.py serves the dashboard"
-    ),
     f"grpo export {RUN} --to my-model --force --push org/name": (
         "needs the hub: tests/integration/test_export.py pushes to a stand-in"
     ),

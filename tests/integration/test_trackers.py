@@ -3,13 +3,10 @@
 `make setup` puts them into a folder of their own: beside the other packages, TRL would import them in every run.
 """
 
-import contextlib
 import json
 import os
 import sqlite3
 import sys
-import time
-import urllib.request
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,7 +19,6 @@ from transformers.integrations.integration_utils import (
 from grpo_cli.errors import RunError
 from grpo_cli.runs.trackers import MODULES, read_trackers
 from grpo_cli.training.callbacks import track
-from grpo_cli.workflows.dashboard import shown
 from tests.integration.conftest import Workshop
 from tests.run_folders import make_finished_run
 
@@ -167,29 +163,3 @@ def test_a_tracker_that_cannot_start_ends_the_run_with_a_way_out(tmp_path, monke
     track(trainer, SimpleNamespace(folder=make_finished_run(tmp_path, 1)))
     with pytest.raises(RunError, match=r"tensorboard could not start .* Fix: .*report_to"):
         callback.on_train_begin(trainer.args, STATE, None)
-
-
-@needs_trackers
-def test_the_dashboard_answers_until_the_training_ends(tmp_path, monkeypatch):
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path))
-    monkeypatch.setenv("PYTHONPATH", str(TRACKERS))
-    monkeypatch.delenv("DISPLAY", raising=False)
-    recipe = SimpleNamespace(name="two words", logging=SimpleNamespace(extras={}))
-    lines = []
-    with shown(recipe, SimpleNamespace(say=lines.append)):
-        address = lines[0].removeprefix("dashboard: ").partition(",")[0]
-        assert address.startswith("http://127.0.0.1:")
-        assert address.endswith("project=two+words")
-        wait_for(address)
-    with pytest.raises(OSError, match="refused"):
-        urllib.request.urlopen(address, timeout=30)
-
-
-def wait_for(address, limit_s=180):
-    deadline = time.monotonic() + limit_s
-    while time.monotonic() < deadline:
-        with contextlib.suppress(OSError), urllib.request.urlopen(address, timeout=30) as reply:
-            assert reply.status == 200
-            return
-        time.sleep(0.2)
-    pytest.fail("the dashboard did not come up")
