@@ -207,8 +207,8 @@ def _is_left(report: KeyReport, path: str) -> bool:
     section, _, key = path.partition(".")
     if section in report.unread:
         return True
-    if "dataset" in report.to_do and section == "dataset":
-        return key.partition(".")[0] in ("", *_ROWS)
+    if "dataset" in report.to_do and section == "dataset" and key.partition(".")[0] in ("", *_ROWS):
+        return True
     left = [each for each in report.to_do if find(report.recipe, each) is None]
     left = [each for each in left if each not in ("dataset", *report.defaults)]
     return any(f"{path}.".startswith(f"{each}.") for each in left)
@@ -232,7 +232,9 @@ def translate(
     if find(report.recipe, "model.path") is None:
         report.to_do.setdefault("model.path", "name the model: a hub id or a folder")
     model = report.recipe.get("model", {})
-    is_partial = model.keys() & {"lora", "adapter", "quantization"} or "model.lora" in report.to_do
+    partial = {"lora", "adapter", "quantization"}
+    left = {key.removeprefix("model.") for key in report.to_do}
+    is_partial = bool(partial & {*model, *left})
     if model.get("dtype") == "bfloat16" and not is_partial:
         report.replace_value(
             "model.dtype", "float32", "was bfloat16, which rounds most updates away"
@@ -294,10 +296,11 @@ def _translate_command(command: Command, source: Path, folders: tuple[Path, ...]
     names = {"swift": "swift rlhf", "trl": "trl grpo"}
     report = KeyReport(tree, dialect, (names.get(command.tool, command.tool),))
     for name, value in unset.items():
-        target = read_keys("script-targets").get(name) or trl.find_home(name)
-        target = target or trl.find_model_key(name) or "training"
+        key = read_keys("swift-names").get(name, name) if dialect == "ms-swift" else name
+        target = read_keys("script-targets").get(key) or trl.find_home(key)
+        target = target or trl.find_model_key(key) or "training"
         text = f"line {command.line} of {source.name} has `--{name} {value}`; write its value"
-        report.to_do[target] = text
+        report.to_do[target] = ". ".join(filter(None, (report.to_do.get(target), text)))
     report.drop_all(command.environment, "set it in the environment of `grpo train`")
     _CONVERTERS[dialect](report, folders)
     return report

@@ -90,11 +90,11 @@ class Script(ScriptModel):
         """Return the only call, or the first one, with a line to do for the others."""
         made = list(dict.fromkeys(made))
         certain = {id(each.node) for each in made if not each.condition}
-        lines = ", ".join(str(self.locate(each.node)).rpartition(":")[2] for each in made)
+        lines = ", ".join(dict.fromkeys(self.line_of(each.node) for each in made))
         if len(certain) > 1:
-            raise self._refuse(f"calls {what} {len(made)} times (lines {lines})")
+            raise self._refuse(f"calls {what} {len(made)} times ({lines})")
         if len(made) > 1:
-            place = f"{self.file.name} makes {what} {len(made)} times (lines {lines})"
+            place = f"{self.file.name} makes {what} {len(made)} times ({lines})"
             self.add_to_do("training", f"{place}; this recipe is of the first, compare the others")
             self.report.unread |= {*ALL_SECTIONS}
         return made[0] if made else None
@@ -105,7 +105,8 @@ class Script(ScriptModel):
 
     def _bind_trainer(self, trainer: Object) -> Bound:
         bound = self.bind(trainer, _TRAINER)
-        is_own = trainer.cls is not None or not trainer.name.startswith(("trl.", "unsloth"))
+        is_known = trainer.name.startswith(("trl.", "unsloth")) or trainer.name == "GRPOTrainer"
+        is_own = trainer.cls is not None or not is_known or trainer.last_name != "GRPOTrainer"
         for name in [each for each in bound if each not in _TRAINER]:
             value, node = bound.pop(name)
             if name in ("*", "**"):
@@ -132,7 +133,7 @@ class Script(ScriptModel):
                         "code of the script's own trainer; recipes train with TRL's GRPOTrainer"
                     )
                     self.drop(f"{cls.name}.{name}", value.node, reason)
-        if trainer.cls is None and is_own and trainer.name != "GRPOTrainer":
+        if trainer.cls is None and is_own:
             reason = "its own code is not read, and recipes train with TRL's GRPOTrainer"
             self.drop(code_of(getattr(trainer.node, "func", trainer.node)), trainer.node, reason)
         return bound
@@ -209,7 +210,10 @@ class Script(ScriptModel):
         is_own = any((each.entry or {}).get("kind") == "python" for each in self.rewards.values())
         trains = any(is_trainer(made) and not made.condition for made in self.made)
         tests = [code_of(each.test) for each in self.body if isinstance(each, ast.If)]
-        if is_own and trains and not any("__name__" in test for test in tests):
+        if is_own and self.file.suffix == ".ipynb":
+            text = f"copy the reward functions of {self.file.name} into {self.path}"
+            self.add_to_do("rewards", text)
+        elif is_own and trains and not any("__name__" in test for test in tests):
             self.add_to_do(
                 "rewards",
                 f"importing {self.file.name} for its rewards would train; put that under "
@@ -253,7 +257,8 @@ class Script(ScriptModel):
     def _take_objects(self, trainer: Object | None, bound: Bound) -> None:
         """Take, drop, or leave to the user the objects that `GRPOTrainer` gets."""
         for name, (value, node) in bound.items():
-            items = self.evaluator.items_of(value) or [value]
+            listed = value.data if isinstance(value, Literal) else None
+            items = [*listed] if isinstance(listed, list | tuple) else [value]
             if plain(value) is None:
                 continue
             if name in _EPISODES:

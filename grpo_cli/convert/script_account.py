@@ -68,6 +68,8 @@ def is_rows(made: Object) -> bool:
 def role_of(value: Value | None) -> str:
     """Return which part of a training a value belongs to; empty for another."""
     root = root_of(value)
+    if isinstance(root, Object) and root.is_import and "GRPOTrainer" in root.last_name:
+        return "trainer"
     if not isinstance(root, Object) or not root.is_call:
         return ""
     if is_trainer(root) or is_config(root):
@@ -95,7 +97,8 @@ class ScriptAccount:
         flags: Mapping[str, Any] | None,
     ) -> None:
         self.file, self._cells = source, cells
-        self.path = name_file(source.resolve(), folder)
+        module_file = source.with_suffix(".py") if source.suffix == ".ipynb" else source
+        self.path = name_file(module_file.resolve(), folder)
         self.nodes = list(ast.walk(module))
         self.body = module.body
         self.evaluator = Evaluator(flags)
@@ -204,6 +207,11 @@ class ScriptAccount:
         name, line = self._locate(line_of(node), self.file.name)
         return f"{name}:{line}"
 
+    def line_of(self, node: ast.AST) -> str:
+        """Return the line of code, such as `line 12`, or `cell 3:12` in a notebook."""
+        name, line = self._locate(line_of(node), "")
+        return f"{name.removeprefix(', ')}:{line}" if name else f"line {line}"
+
     def put(self, key: str, value: Any, node: ast.AST) -> None:
         """Write a key of the config."""
         name, line = self._locate(getattr(node, "lineno", 1), str(self.file))
@@ -214,7 +222,11 @@ class ScriptAccount:
     def drop(self, key: str, node: ast.AST, reason: str) -> None:
         """Record something without a counterpart in a recipe."""
         while key in self.report.tree.value:
-            key = f"{key} (line {line_of(node)})" if "(line" not in key else f"{key} "
+            key = (
+                f"{key} "
+                if key.endswith(")") and self.line_of(node) in key
+                else f"{key} ({self.line_of(node)})"
+            )
         self.put(key, None, node)
         self.report.drop((key,), reason)
 
@@ -236,6 +248,9 @@ class ScriptAccount:
         about = self._describe(value, node) if plain(value) is MISSING else ""
         if default is not MISSING and default is not None and "." in target:
             example = f"\n{write_value(target.rpartition('.')[2], default)}"
+            if target == "generation.backend":
+                default = "vllm" if default else "transformers"
+                example = f"\nbackend: {default}"
             self.report.defaults[target] = default
         self.add_to_do(target, f"{self.locate(node)} has `{code_of(node)}`{about}; {fix}{example}")
 
@@ -298,9 +313,11 @@ class ScriptAccount:
         """
         ids = {id(each) for value in reached for each in reachable(value)}
         harmless = {*read_keys("script-harmless")}
+        nodes = {id(made.node) for made in self.made if id(made) in self.done}
         for made in self.made:
-            if id(made) in self.done:
+            if id(made.node) in nodes:
                 continue
+            nodes.add(id(made.node))
             role = role_of(made)
             if role and made is root_of(made):
                 self._sweep_arguments(made, role, id(made) in ids)
@@ -314,15 +331,35 @@ class ScriptAccount:
                     self.drop(self.code_of_method(made), made.node, reason)
         for change in self.evaluator.assignments:
             role = role_of(change.owner)
-            if role and id(change) not in self.done:
+            if role and id(change) not in self.done and id(change.node) not in nodes:
+                nodes.add(id(change.node))
                 self._sweep_assignment(change, role)
+        self._sweep_unread({id(made.node) for made in self.made})
+
+    def _sweep_unread(self, read: set[int]) -> None:
+        """Name calls that make objects of a training where nothing was read."""
+        for node in self.nodes:
+            if not isinstance(node, ast.Call) or id(node) in read:
+                continue
+            name = code_of(node.func).rpartition(".")[2]
+            made = Object(node, name, args={name: Object(node)})
+            is_part = name in (
+                "from_pretrained",
+                "get_peft_model",
+                "LoraConfig",
+                "BitsAndBytesConfig",
+            )
+            if is_part or is_trainer(made) or is_config(made) or is_rows(made):
+                self.drop(
+                    code_of(node, 240), node, "this code is not called, as far as it was read"
+                )
 
     def _sweep_arguments(self, made: Object, role: str, is_reached: bool) -> None:
         reason = "it does not reach GRPOTrainer"
         if is_reached:
             reason = "whether GRPOTrainer gets it depends on a condition"
         if role in ("trainer", "config"):
-            reason = f"another {role} than the one that is converted"
+            reason = f"of another {role}, or of one that GRPOTrainer is not known to get"
         reason = read_keys("script-unreached").get(role, reason)
         code = code_of(made.node, 10**6)
         if made.args and len(code) <= 100:

@@ -172,6 +172,10 @@ class Calls(Expressions):
             if (value := cls.find(name)) is not None:
                 instance.attrs[name] = self._default_of_field(value[1])
         values = {**dict(zip(cls.fields, positional, strict=False)), **keywords}
+        if {"*", "**"} & keywords.keys():
+            for name, preset in instance.attrs.items():
+                default = default_of(preset)
+                instance.attrs[name] = Object(node, name=name, parts=(preset,), default=default)
         instance.attrs |= {name: value for name, value in values.items() if name not in ("*", "**")}
         if base is None:
             instance.parts = (*positional, *keywords.values())

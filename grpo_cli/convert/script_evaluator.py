@@ -68,6 +68,10 @@ class Evaluator(Calls):
                 for decorator in statement.decorator_list:
                     self.evaluate(decorator, frame)
                 self.store(frame.names, statement.name, function)
+                if any(code_of(each).startswith("app.cell") for each in statement.decorator_list):
+                    # A cell of a marimo notebook: its names are those of the whole file.
+                    self.entered.add(statement)
+                    self.execute(statement.body, frame)
             case ast.ClassDef():
                 self._define_class(statement, frame)
             case ast.Return(value=value):
@@ -134,10 +138,12 @@ class Evaluator(Calls):
             self.evaluate(statement.test, frame)
             items = None
         else:
-            items = self.items_of(self.evaluate(statement.iter, frame))
+            source = self.evaluate(statement.iter, frame)
+            items = self.items_of(source)
         if items is None or len(items) > _MOST_ITEMS or self.is_half_read:
             if not isinstance(statement, ast.While):
-                self.assign(statement.target, Object(statement.target), frame, statement)
+                unknown = Object(statement.target, name="each", owner=source)
+                self.assign(statement.target, unknown, frame, statement)
             arms = [(f"in the loop of line {statement.lineno}", statement.body), ("", [])]
             self._execute_arms(statement, arms, frame)
             return self.execute(statement.orelse, frame)

@@ -60,7 +60,8 @@ class ScriptModel(ScriptRows):
 
     def _take_lora(self, made: Object, bound: Bound, defaults: dict[str, Any]) -> None:
         self.put("use_peft", True, made.node)
-        for name in defaults.keys() - bound.keys():
+        is_open = bool({"*", "**"} & bound.keys())
+        for name in () if is_open else defaults.keys() - bound.keys():
             self.put(_LORA[name], defaults[name], made.node)
         reasons = read_keys("script-lora")
         for change in self.evaluator.assignments:
@@ -71,6 +72,7 @@ class ScriptModel(ScriptRows):
             data = plain(value)
             if name in ("*", "**"):
                 self.leave("model.lora", value, node, "write what it holds")
+                self.report.unread.add("model")
             elif name == "use_gradient_checkpointing" and data is not MISSING:
                 if "gradient_checkpointing" not in self.report.tree.value:
                     self.put("gradient_checkpointing", bool(data), node)
@@ -189,6 +191,9 @@ class ScriptModel(ScriptRows):
             self.put("load_in_4bit", True, made.node)
         if is_fast:
             self.put("use_vllm", True, bound.pop("fast_inference")[1])
+        elif "fast_inference" in bound and plain(bound["fast_inference"][0]) is MISSING:
+            self.leave("generation.backend", *bound.pop("fast_inference"))
+            self.report.unread.add("generation")
         for name in [each for each in _UNSLOTH_VLLM if each in bound]:
             (value, node), key = bound.pop(name), _UNSLOTH_VLLM[name]
             if plain(value) is MISSING:

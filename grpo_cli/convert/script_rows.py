@@ -16,6 +16,7 @@ from grpo_cli.convert.script_values import (
     Value,
     code_of,
     default_of,
+    literal,
     plain,
     reachable,
 )
@@ -45,7 +46,9 @@ class ScriptRows(ScriptAccount):
         value, node = train
         bases, passes = self.find(value, is_rows)
         base = bases[0] if len(bases) == 1 else None
-        other, other_passes = None, list[Object]()
+        other: Object | None = None
+        others: list[Object] = []
+        other_passes: list[Object] = []
         if held_out is not None and plain(held_out[0]) is not None:
             others, other_passes = self.find(held_out[0], is_rows)
             other = others[0] if len(others) == 1 else None
@@ -64,18 +67,26 @@ class ScriptRows(ScriptAccount):
             is_part = any(each.last_name == "train_test_split" for each in shared)
             if not is_part or base is None:
                 self._take_held_out(base, other, held_out, split)
+            for each in others if other is None else ():
+                if id(each) not in self.done:
+                    self.done.add(id(each))
+                    text = f"{self.locate(each.node)} has `{self.code_of_change(each, 200)}`"
+                    self.add_to_do("dataset.eval_split", text)
             self._take_other_changes(passes, other_passes)
 
     def _find_split(self, base: Object, value: Value | None) -> tuple[Value, ast.AST] | None:
         """Return the split of a dataset that a value is: an item, or the argument of `load_dataset`."""
-        for each in reachable(value):
-            is_item = isinstance(each, Object) and each.name.startswith("[") and each.owner
-            if not is_item or base not in reachable(each.owner):  # type: ignore[attr-defined]
-                continue
-            calls = [made for made in reachable(each.owner) if isinstance(made, Object)]  # type: ignore[attr-defined]
-            if not any(made.last_name == "train_test_split" for made in calls):
-                return (each.parts[0], each.node) if each.parts else None  # type: ignore[attr-defined]
         argument = (base.args or {}).get("split") or (base.args or {}).get("4")
+        for each in reachable(value):
+            if not isinstance(each, Object) or not each.name.startswith("[") or not each.parts:
+                continue
+            calls = [made for made in reachable(each.owner) if isinstance(made, Object)]
+            is_part = any(made.last_name == "train_test_split" for made in calls)
+            if base in calls and not is_part:
+                index, listed = plain(each.parts[0]), plain(argument)
+                if isinstance(index, int) and isinstance(listed, list):
+                    return literal(each.node, listed[index]), each.node
+                return each.parts[0], each.node
         return (argument, self.node_of(base, "split")) if argument is not None else None
 
     def _find_held_out(
@@ -96,7 +107,7 @@ class ScriptRows(ScriptAccount):
     def _take_source(self, base: Object, value: Value | None, node: ast.AST, held_out: Any) -> None:
         bound, reader = self.bind(base, _ROWS), _READERS.get(base.last_name)
         if (split := self._find_split(base, value)) is not None:
-            bound.setdefault("split", split)
+            bound["split"] = split
         data = {name: plain(each) for name, (each, _) in bound.items()}
         files = data.get(
             "data_files", data.get("path_or_paths", data.get("path") if reader else MISSING)
@@ -152,8 +163,9 @@ class ScriptRows(ScriptAccount):
             elif name in reasons:
                 self.drop(self.code_of_change(change), change.node, reasons[name])
             else:
-                line = self.locate(change.node).rpartition(":")[2]
-                made.append(f"line {line}: `{when and f'({when}) '}{self.code_of_change(change)}`")
+                made.append(
+                    f"{self.line_of(change.node)}: `{when and f'({when}) '}{self.code_of_change(change)}`"
+                )
         if made:
             self.add_to_do(
                 "dataset.prompt",
@@ -202,7 +214,9 @@ class ScriptRows(ScriptAccount):
             self.put("dataset_test_split", split, at[1])
         elif split is MISSING or not (isinstance(files, dict) and "test" in files):
             is_other = other is not None and other is not base
-            about = f"; they are `{code_of(other.node, 200)}`" if other and is_other else ""
+            about = ""
+            if other and is_other:
+                about = f"; they are `{code_of(other.node, 200)}` of {self.line_of(other.node)}"
             fix = f"say which rows are held out{about}; a recipe's are a split, files or a share of its dataset"
             self.leave("dataset.eval_split", at[0], at[1], fix)
         if other is not None:

@@ -16,6 +16,8 @@ from grpo_cli.recipe.yaml_tree import Node, as_node, merge, read_scalar, read_so
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?::?-([^}]*))?\}|([A-Za-z_]\w*))")
+_COMMENT = re.compile(r"""("(?:\\.|[^"\\])*"|'[^']*'|\\.)|(?<!\S)#[^\n]*""", re.DOTALL)
+"""A quoted text or an escaped sign, or a comment: a `#` inside a word begins none."""
 _ENDS = {"|", "||", "&&", "&", ";", ">", ">>", "2>&1", "<"}
 _LAUNCHER_NAMES = {
     "nproc_per_node": "num_processes",
@@ -111,9 +113,13 @@ def _join_lines(text: str) -> list[tuple[int, str]]:
     return [*joined, (start, code)] if code.strip() else joined
 
 
+def _keep_quoted(match: re.Match[str]) -> str:
+    return match[1] or ""
+
+
 def _is_open(code: str) -> bool:
     try:
-        shlex.split(code, comments=True)
+        shlex.split(_COMMENT.sub(_keep_quoted, code))
     except ValueError:
         return True
     return False
@@ -121,7 +127,7 @@ def _is_open(code: str) -> bool:
 
 def _split(code: str) -> list[str]:
     try:
-        words = shlex.split(code, comments=True)
+        words = shlex.split(_COMMENT.sub(_keep_quoted, code))
     except ValueError:
         return []
     end = next((i for i, word in enumerate(words) if word in _ENDS), len(words))

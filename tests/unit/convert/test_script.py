@@ -363,7 +363,7 @@ def test_a_script_that_trains_when_it_is_imported_is_named(end):
     [
         ("x = (1\n", "train.py:1:1: is not Python"),
         ("print(1)\n", "neither a GRPOTrainer nor a GRPOConfig"),
-        ("GRPOTrainer('a')\nGRPOTrainer('b')\n", r"2 times \(lines 1, 2\)"),
+        ("GRPOTrainer('a')\nGRPOTrainer('b')\n", r"2 times \(line 1, line 2\)"),
     ],
 )
 def test_what_is_no_training_script_is_refused(text, said):
@@ -510,3 +510,64 @@ def test_defaults_that_changed_are_noted_unless_the_config_is_newer(lines, notes
     for key, text in notes.items():
         assert (report.notes.get(key) or "").startswith(text or "")
         assert (key in report.notes) == (text is not None)
+
+
+LOADED = "GRPOTrainer(model, 'r/m', args, load_dataset('d/x'))\n"
+
+
+def test_defaults_that_an_unread_value_may_replace_are_not_claimed():
+    text = (
+        "@dataclass\nclass C:\n    lr: float = 1e-6\n"
+        "cli = C(**vars(parse()))\nargs = GRPOConfig(learning_rate=cli.lr)\n"
+        "base = FastModel.from_pretrained('m/x', fast_inference=settings.fast)\n"
+        f"model = FastModel.get_peft_model(base, **settings.lora)\n{LOADED}"
+    )
+    report = convert(text)
+    assert "1e-06 unless another value is given" in report.to_do["training.learning_rate"]
+    assert report.recipe["model"]["lora"] == {}
+    assert "settings.lora" in report.to_do["model.lora"]
+    assert "settings.fast" in report.to_do["generation.backend"]
+    assert "generation" not in report.recipe
+
+
+@pytest.mark.parametrize(
+    ("lines", "key"),
+    [
+        ("def other():\n    return AutoModel.from_pretrained('m/y')", "AutoModel.from_pretrained"),
+        ("GRPOTrainer.compute_loss = mine", "GRPOTrainer.compute_loss = mine"),
+        (
+            "for name, weight in model.named_parameters():\n    weight.requires_grad = False",
+            "weight.requires_grad = False",
+        ),
+        ("calls = [A()]\nif x:\n    calls.append(B())", "B()"),
+    ],
+)
+def test_code_beside_the_usual_way_is_named(lines, key):
+    made = "args = GRPOConfig()\nmodel = AutoModel.from_pretrained('m/x')\n"
+    calls = LOADED.replace("))\n", "), callbacks=calls)\n") if "calls" in lines else LOADED
+    report = convert(f"{made}{lines}\n{calls}")
+    assert any(name.startswith(key) for name in reasons(report)), reasons(report)
+
+
+def test_a_list_of_splits_is_one_split_for_each_name():
+    rows = "train, test = load_dataset('d/x', split=['train[:9]', 'test[:3]'])\n"
+    report = convert(f"{rows}GRPOTrainer('m/x', 'r/m', train_dataset=train, eval_dataset=test)\n")
+    assert report.recipe["dataset"]["split"] == "train[:9]"
+    assert report.recipe["dataset"]["eval_split"] == "test[:3]"
+
+
+def test_cells_of_a_marimo_notebook_share_their_names():
+    cells = [
+        "@app.cell\ndef _():\n    args = GRPOConfig(beta=0.5)\n    return (args,)",
+        f"@app.cell\ndef _(args):\n    {TAIL}",
+    ]
+    report = convert("app = marimo.App()\n" + "\n".join(cells))
+    assert find(report.recipe, "training.beta") == 0.5
+
+
+def test_an_adapter_that_is_left_to_do_keeps_the_bases_precision():
+    text = (
+        "base = AutoModel.from_pretrained('m/x', torch_dtype=torch.bfloat16)\n"
+        f"model = PeftModel.from_pretrained(base, folder)\nargs = GRPOConfig()\n{LOADED}"
+    )
+    assert convert(f"import torch\n{text}").recipe["model"]["dtype"] == "bfloat16"

@@ -165,3 +165,24 @@ def test_format_strings_of_later_pythons_are_left_to_do():
     report = convert(text, "train.py")
     assert report.recipe["training"]["beta"] == 0.5
     assert set(report.to_do) == {"logging.run_name"}
+
+
+def test_a_sign_inside_a_word_of_a_shell_script_begins_no_comment():
+    text = (
+        "swift rlhf --rlhf_type grpo \\\n  --dataset org/rows#500 \\\n"
+        "  --lr $LR --model $MODEL \\\n  --beta 0.1 --system 'a # b'  # don't stop\n"
+    )
+    report = convert(text, "run.sh")
+    assert report.recipe["dataset"]["limit"] == 500
+    assert report.recipe["dataset"]["prompt"]["system"] == "a # b"
+    assert report.recipe["training"]["beta"] == 0.1
+    assert "$LR" in report.to_do["training.learning_rate"]
+    assert "$MODEL" in report.to_do["model.path"]
+
+
+def test_rewards_of_a_notebook_go_to_a_file_that_can_be_imported():
+    code = "def f(completions): ...\nGRPOTrainer('m/x', f, train_dataset=load_dataset('d/x'))"
+    cells = [{"cell_type": "code", "source": [code]}]
+    report = convert(json.dumps({"cells": cells}), "nb.ipynb")
+    assert report.recipe["rewards"] == [{"kind": "python", "path": "./nb.py:f"}]
+    assert "copy the reward functions of nb.ipynb into ./nb.py" in report.to_do["rewards"]
