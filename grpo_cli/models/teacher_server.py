@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
+from grpo_cli.endpoints import request
 from grpo_cli.errors import RunError, SetupError
 
 if TYPE_CHECKING:
     import torch
 
-_TIMEOUT = httpx.Timeout(600, connect=10)
-"""Seconds; a server that others use too may take long to read a large batch."""
+_TIMEOUT_S = 600.0
+"""A server that others use too may take long to read a large batch."""
+_MOST_REPLY_BYTES = 2**30
 _RETRIES, _SHOWN = 5, 500
 
 
@@ -29,13 +31,6 @@ class TeacherServer:
 
     def __init__(self, address: str) -> None:
         self.address = address
-        # A connection kept through a training step is one that the server has closed.
-        limits = httpx.Limits(max_keepalive_connections=0)
-        transport = httpx.HTTPTransport(retries=_RETRIES, limits=limits)
-        # A proxy would not find addresses of this machine.
-        self._client = httpx.Client(
-            base_url=address, timeout=_TIMEOUT, transport=transport, trust_env=False
-        )
         try:
             self.model = str(self._ask("GET", "/v1/models")["data"][0]["id"])
             """What the server calls its model."""
@@ -103,7 +98,16 @@ class TeacherServer:
             RunError: There is none, or it is an error.
         """
         try:
-            answer = self._client.request(method, path, json=body)
+            answer = request(
+                method,
+                self.address.rstrip("/") + path,
+                limit_s=_TIMEOUT_S,
+                most_bytes=_MOST_REPLY_BYTES,
+                transport=httpx.AsyncHTTPTransport(retries=_RETRIES),
+                json=body,
+                # A proxy would not find addresses of this machine.
+                trust_env=False,
+            )
         except httpx.HTTPError as error:
             raise RunError(
                 f"the teacher at {self.address} does not answer: {error or type(error).__name__}. "

@@ -111,12 +111,14 @@ def _check_endpoint(reward: Reward, path: str) -> Iterator[Issue]:
     """Find a judge whose `base_url` does not answer; any answer of a server will do."""
     import httpx
 
+    from grpo_cli.endpoints import request
+
     url = getattr(reward.params, "base_url", None)
     if not url:
         return
     address = f"{url.rstrip('/')}/models"
     try:
-        response = httpx.get(address, timeout=_ENDPOINT_S)
+        response = request("GET", address, limit_s=_ENDPOINT_S)
         status = response.status_code
         yield from _check_judge_model(reward, response, path)
         failure = f"{address} answers 404" if status == httpx.codes.NOT_FOUND else ""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Se
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from grpo_cli.environments.calls import Content, as_reward, settle
 from grpo_cli.environments.contract import (
@@ -45,6 +45,10 @@ _STDIO_FIX = "let it serve stdio (`mcp.run()`), or start it yourself and name it
 _KEY_ERROR = re.compile(r"KeyError: '(\w+)'")
 _CLOSE_S = 15.0
 """Longest a server may take to end; the client kills it after 4 s."""
+_MOST_TOOLS = 1000
+_MOST_TOOL_LENGTH = 20_000
+"""Characters of a tool's description and schema, which each prompt holds."""
+_NAME = re.compile(r"[\w./-]{1,128}", re.ASCII)
 
 
 class ServerError(EpisodeError):
@@ -118,7 +122,19 @@ class _ServerParams(Section):
         if not names:
             raise EpisodeError("the MCP server has no tools")
         offered = self.allow or [name for name in names if name not in hidden]
-        return [each for each in listed if each.name in offered]
+        chosen = [each for each in listed if each.name in offered]
+        for tool in chosen:
+            fix = "correct the server, or list the others in `allow`"
+            if not _NAME.fullmatch(tool.name):
+                seen = f"a tool's name is {tool.name[:80]!r}; names are letters, digits and `_-./`"
+                raise EpisodeError(f"{seen}. Fix: {fix}", "allow")
+            length = len(tool.description or "") + len(json.dumps(tool.input_schema))
+            if length > _MOST_TOOL_LENGTH:
+                seen = f"description and schema of the tool {tool.name} have {length:,} characters"
+                raise EpisodeError(
+                    f"{seen}; at most {_MOST_TOOL_LENGTH:,} fit. Fix: {fix}", "allow"
+                )
+        return chosen
 
     def _find_tool(self, listed: Sequence[Any], name: str, path: str) -> Any:
         tools = {each.name: each for each in listed}
@@ -278,15 +294,23 @@ class McpSession:
 
     def list_tools(self) -> list[Any]:
         """Return all tools of the server."""
-        tools, cursor = self._list_page(None)
-        while cursor is not None:
-            more, cursor = self._list_page(cursor)
-            tools += more
+        tools: list[Any] = settle(self._ask(self._list_tools))
         return tools
 
-    def _list_page(self, cursor: str | None) -> tuple[list[Any], str | None]:
-        page = settle(self._ask(lambda client: client.list_tools(cursor=cursor)))
-        return list(page.tools), page.next_cursor
+    async def _list_tools(self, client: "Client") -> list[Any]:
+        tools: list[Any] = []
+        cursor, is_first = None, True
+        async with asyncio.timeout(self._server.timeout_s):
+            while is_first or cursor is not None:
+                page = await client.list_tools(cursor=cursor)
+                tools += page.tools
+                cursor, is_first = page.next_cursor, False
+                if len(tools) > _MOST_TOOLS:
+                    raise EpisodeError(
+                        f"the MCP server lists more than {_MOST_TOOLS:,} tools. "
+                        "Fix: let its last page have no `nextCursor`, or serve fewer tools"
+                    )
+        return tools
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> Content:
         """Call a tool; return its result: text, or parts if it has images."""
@@ -327,15 +351,28 @@ class McpSession:
             connection = self._connection
         try:
             return await question(connection.client)
+        except EpisodeError:
+            raise
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            raise ServerError(
+                f"what the MCP server sent is not of the protocol: `{where}`: {first['msg']}, not "
+                f"{first['input']!r:.80}. Fix: correct it in the server"
+            ) from error
         except Exception as error:  # of the server, or of the way to it
+            if isinstance(error, TimeoutError):
+                raise ServerError(self._late(), "timeout_s") from error
             if isinstance(error, MCPError) and error.code != CONNECTION_CLOSED:
-                late = f"no answer in {self._server.timeout_s:g} s (`timeout_s`)"
-                text = late if error.code == REQUEST_TIMEOUT else error.message
+                text = self._late() if error.code == REQUEST_TIMEOUT else _clean(error.message)
                 raise ServerError(text) from error
             await self._drop(connection)
             why = f"the server ended during the call: {connection.describe(error)}"
             self._why_over = self._why_over or ("" if self._restarts else why)
             raise ServerEndedError(why) from error
+
+    def _late(self) -> str:
+        return f"no answer in {self._server.timeout_s:g} s (`timeout_s`)"
 
     async def _connect(self) -> "_Connection":
         connection = _Connection(self._server)
@@ -393,7 +430,7 @@ class _Connection:
         if isinstance(error, TimeoutError):
             late = f"no answer in {self._server.timeout_s:g} s"
             return f"{late}, and its last line is {line!r}" if line else late
-        return line or str(error).strip() or type(error).__name__
+        return line or _clean(str(error)) or type(error).__name__
 
     async def _serve(self) -> None:
         try:
@@ -424,6 +461,11 @@ class _Connection:
         process = StdioServerParameters(command=first, args=others, env=dict(server.env))
         transport = stdio_client(process, self._stderr.file)
         return Client(transport, read_timeout_seconds=server.timeout_s)
+
+
+def _clean(text: str) -> str:
+    """Return a server's words on one line, shortened, without what a terminal would obey."""
+    return " ".join("".join(sign if sign.isprintable() else " " for sign in text[:500]).split())
 
 
 def _read_content(result: Any) -> str:

@@ -120,7 +120,7 @@ class JudgeParams(RewardParams):
     """Retries of a request that was rejected (429, 5xx), got no reply, or got an unusable one. The delay
     starts at half a second and doubles, or follows `Retry-After`."""
     request_timeout_s: Number = Field(default=60.0, gt=0)
-    """Timeout of a request, in seconds."""
+    """Longest until the whole reply to a request is there, in seconds."""
     cache: bool = True
     """Whether verdicts are cached on disk and reused for the same request, also in later runs, even if
     `temperature` is above 0."""

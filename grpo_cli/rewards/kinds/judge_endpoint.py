@@ -3,7 +3,7 @@
 import contextlib
 import json
 import logging
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -170,11 +170,17 @@ class Endpoint:
             In the order of the questions, the verdicts or why there are none. After a failure
             that every question would meet, those not yet under way get it without being asked.
         """
-        return _run(self._ask_all(questions))
+        from grpo_cli.endpoints import run_async
+
+        verdicts: list[list[Verdict] | RewardError] = run_async(self._ask_all(questions))
+        return verdicts
 
     async def _ask_all(self, questions: Sequence[Question]) -> list[list[Verdict] | RewardError]:
         import asyncio
 
+        from grpo_cli.endpoints import BoundedClient
+
+        limit_s = self._params.request_timeout_s
         slots = asyncio.Semaphore(self._params.max_concurrency)
         fatal: list[_RefusalError] = []
 
@@ -193,8 +199,9 @@ class Endpoint:
             # The client insists on a key.
             api_key=self._key or "none",
             base_url=self._url,
-            timeout=self._params.request_timeout_s,
+            timeout=limit_s,
             max_retries=self._params.max_retries,
+            http_client=BoundedClient(limit_s),
         ) as client:
             return list(await asyncio.gather(*(ask(client, each) for each in questions)))
 
@@ -291,27 +298,18 @@ class Endpoint:
         if isinstance(error, self._openai.APITimeoutError):
             limit = f"{self._params.request_timeout_s:g} s (request_timeout_s)"
             return _RefusalError(f"{self._url} sent no reply within {limit}")
+        from grpo_cli.endpoints import ReplyTooLargeError
+
         cause = error.__cause__ or error
         words = self._clean(str(cause) or type(cause).__name__)
+        if isinstance(cause, ReplyTooLargeError):
+            return _RefusalError(f"{self._url}: {words}")
         text = f"no server answers at {self._url} ({words}). Fix: start the server, or correct base_url"
         return _RefusalError(text, all_requests=True)
 
     def _clean(self, text: str) -> str:
         """Return a server's message on one line, shortened, without the key that some servers repeat."""
         return _one_line(text.replace(self._key, "***") if self._key else text, _SHOWN)
-
-
-def _run(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Run a coroutine to its end; in a thread of its own if this one already runs an event loop."""
-    import asyncio
-    from concurrent.futures import ThreadPoolExecutor
-
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(coroutine)
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(asyncio.run, coroutine).result()
 
 
 def _message_of(error: Any) -> str:

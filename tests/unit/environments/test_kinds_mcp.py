@@ -1,6 +1,7 @@
 """The tools `mcp`, as far as no server is needed; `integration/test_mcp_servers.py` has servers."""
 
 import importlib.util
+import json
 import sys
 
 import pytest
@@ -51,3 +52,43 @@ def test_a_command_that_cannot_be_right_is_not_started():
     with pytest.raises(EpisodeError, match=r"no file gone\.py"):
         params(command=["python", "gone.py"]).open()
     assert params(command=["python", "x"]).argv() == [sys.executable, "x"]
+
+
+LISTS = """
+import json, sys
+TOOLS, CURSOR = json.loads(sys.argv[1]), json.loads(sys.argv[2])
+for line in sys.stdin:
+    request = json.loads(line)
+    if request.get("method") == "initialize":
+        result = {
+            "protocolVersion": request["params"]["protocolVersion"],
+            "capabilities": {"tools": {}},
+            "serverInfo": {"name": "lists", "version": "1"},
+        }
+    elif request.get("method") == "tools/list":
+        result = {"tools": TOOLS, **CURSOR}
+    else:
+        result = {}
+    if "id" in request:
+        print(json.dumps({"jsonrpc": "2.0", "id": request["id"], "result": result}), flush=True)
+"""
+TOOL = {"name": "look", "inputSchema": {"type": "object", "properties": {}}}
+
+
+@pytest.mark.parametrize(
+    ("tools", "cursor", "message"),
+    [
+        ([TOOL] * 100, {"nextCursor": "again"}, "lists more than 1,000 tools"),
+        ([], {"nextCursor": "again"}, r"no answer in 2 s \(`timeout_s`\)"),
+        ([{**TOOL, "description": "x" * 30_000}], {}, "of the tool look have 30,036 characters"),
+        ([{**TOOL, "name": "\x1b[2Jlook"}], {}, r"a tool's name is '\\x1b\[2Jlook'"),
+        ([{**TOOL, "inputSchema": {"type": 12}}], {}, r"`tools\.0\.inputSchema\.type`.* not 12"),
+    ],
+)
+def test_lists_of_tools_that_no_model_can_use_are_refused(tmp_path, tools, cursor, message):
+    pytest.importorskip("mcp")
+    (tmp_path / "server.py").write_text(LISTS)
+    command = ["python", str(tmp_path / "server.py"), json.dumps(tools), json.dumps(cursor)]
+    with pytest.raises(EpisodeError, match=message) as raised:
+        params(command=command, timeout_s=2 if not tools else 60).open()
+    assert "timeout_s" in str(raised.value) or "Fix: " in str(raised.value)

@@ -1,5 +1,6 @@
 import asyncio
 import base64
+import contextlib
 import io
 import json
 import logging
@@ -7,9 +8,12 @@ import re
 import socket
 import subprocess
 import sys
+import threading
 import time
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -681,3 +685,46 @@ def test_listing_kinds_loads_neither_openai_nor_asyncio():
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[3])
     assert done.stdout == "set()\n", done.stderr
+
+
+@pytest.fixture
+def send_raw():
+    """A server that sends the head of a reply, and then a part again and again, until the client leaves."""
+    threads = []
+
+    def start(part, pause_s, headers=""):
+        listener = socket.create_server(("127.0.0.1", 0))
+
+        def answer():
+            connection, _ = listener.accept()
+            with connection, contextlib.suppress(OSError):
+                connection.recv(65536)
+                head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n{headers}"
+                connection.sendall(f"{head}Content-Length: 9999999999\r\n\r\n".encode())
+                while True:
+                    connection.sendall(part)
+                    time.sleep(pause_s)
+
+        threads.append(threading.Thread(target=answer))
+        threads[-1].start()
+        return SimpleNamespace(url=f"http://127.0.0.1:{listener.getsockname()[1]}/v1")
+
+    yield start
+    for each in threads:
+        each.join(60)
+        assert not each.is_alive()
+
+
+def test_a_reply_that_drips_does_not_outlive_the_limit(send_raw):
+    reward = build(send_raw(b" ", 0.05), request_timeout_s=0.5, max_retries=0)
+    with pytest.raises(RewardError, match=r"sent no reply within 0\.5 s \(request_timeout_s\)"):
+        values(reward, "a")
+
+
+def test_a_reply_without_end_is_refused(send_raw):
+    compressed = zlib.compressobj(wbits=31)
+    zeros = compressed.compress(bytes(2**25)) + compressed.flush(zlib.Z_SYNC_FLUSH)
+    for part, headers in ((bytes(2**20), ""), (zeros, "Content-Encoding: gzip\r\n")):
+        reward = build(send_raw(part, 1 if headers else 0, headers), max_retries=0)
+        with pytest.raises(RewardError, match="/v1: the reply is larger than 16 MiB"):
+            values(reward, "a")
