@@ -29,6 +29,8 @@ _WORD = re.compile(r"(?<![\\A-Za-z])(?<!\\begin\{)(?<!\\end\{)[A-Za-z]{3,}")
 _SENTENCE = 5
 """Words that an answer may have before it looks like a solution."""
 _FUNCTIONS = frozenset("sin cos tan cot sec csc sqrt log exp arcsin arccos arctan det".split())
+_LITERAL = re.compile(r"\\[A-Za-z]+|[0-9]+\s*!")
+"""A lone symbol or factorial, which is compared as text if it cannot be read or computed."""
 _SPACE = re.compile(r"(?<![0-9])\s+|\s+(?![0-9])")
 """White space without meaning; between two digits it has one: `2 3` is not `23`."""
 _DECIMAL_COMMA = re.compile(r"[-+]?(?:[0-9]{1,3}(?:\.[0-9]{3})+,[0-9]+|[0-9]+,[0-9]{1,2}\s?€)")
@@ -133,6 +135,8 @@ def read_gold(written: str) -> Gold | None:
     gold = _read_text(written)
     if gold is None or gold.quantity is not None or is_words(gold.text):
         return gold
+    if _LITERAL.fullmatch(gold.text):
+        return gold
     return gold if parse_expression(gold.text) else None
 
 
@@ -143,7 +147,7 @@ def _read_text(written: str) -> Gold | None:
         return None
     text = unwrap(found.text)
     quantity = parse_number(text)
-    plain = quantity is not None or is_words(text)
+    plain = quantity is not None or is_words(text) or _LITERAL.fullmatch(text) is not None
     return None if not plain and (_is_prose(text) or is_explosive(text)) else Gold(text, quantity)
 
 
@@ -183,7 +187,7 @@ def _is_plainly_same(gold: Gold, text: str) -> bool | None:
         return same_quantity(gold.quantity, quantity)
     if _folded(gold.text) == _folded(text):
         return True
-    if is_words(gold.text) or is_words(text) or is_explosive(text):
+    if is_words(gold.text) or is_words(text) or is_explosive(gold.text) or is_explosive(text):
         return False
     return None
 

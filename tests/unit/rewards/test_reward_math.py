@@ -313,3 +313,12 @@ def test_numbers_are_compared_exactly_or_to_their_own_size(gold, answer, value):
 @pytest.mark.parametrize(("gold", "answer"), [("2 3", "23"), ("23", "2 3"), ("10 10", "1010")])
 def test_white_space_between_digits_says_something(gold, answer):
     assert compare(read_gold(gold), f"\\boxed{{{answer}}}", ("boxed",)).value == 0.0
+
+
+@pytest.mark.parametrize(
+    "gold", [r"\star", "2004!", "99999999!", r"\operatorname{foo}", r"\mathrm{e}"]
+)
+def test_a_gold_that_cannot_be_computed_is_compared_as_text(gold):
+    assert score(gold, rf"\boxed{{{gold}}}") == 1.0
+    for wrong in ("12", "2005!", r"\clubsuit"):
+        assert score(gold, rf"\boxed{{{wrong}}}") == 0.0
