@@ -129,23 +129,11 @@ def compare_cells(
     return CellsComparison(metric, best, results)
 
 
-def read_score(run: Run) -> float | None:
-    """Return the number that a search improves: the primary held-out metric, else the reward in training."""
-    measured = read_measurement(run)
-    metric = find_primary(measured.values) if isinstance(measured, Measurement) else TRAINING
-    known = _read(run, measured, metric)
-    return fmean(known.values()) if known else None
-
-
-def last_reward(rewards: Sequence[float]) -> float:
-    """Return the mean of the last records, as many as a summary of the run takes."""
-    return fmean(rewards[-count_averaged(len(rewards)) :])
-
-
 def _read(run: Run, measured: Measurement | str, metric: str) -> Values:
     if metric == TRAINING:
         rewards = run.values("reward")
-        return {"": last_reward(rewards)} if rewards else {}
+        # As many of the last records as a summary of the run takes.
+        return {"": fmean(rewards[-count_averaged(len(rewards)) :])} if rewards else {}
     if isinstance(measured, str):
         return {}
     return {measured.prompts[row]: value for row, value in measured.values.get(metric, {}).items()}

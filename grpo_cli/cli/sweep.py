@@ -25,16 +25,6 @@ Grids = Annotated[
     list[str] | None,
     typer.Option("--grid", metavar="a.b=1,2", help="Values of a setting; grids are combined."),
 ]
-Ranges = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--range", metavar="a.b=LOW..HIGH[:log]", help="With --search: choose in this range."
-    ),
-]
-Cells = Annotated[
-    int | None,
-    typer.Option(min=1, metavar="N", help="Try N cells that Optuna chooses, instead of all."),
-]
 Seeds = Annotated[
     str | None,
     typer.Option(
@@ -58,8 +48,8 @@ Resumed = Annotated[
 def sweep(
     recipe: RecipeOrNone = None,
     grid: Grids = None,
-    range_: Ranges = None,
-    search: Cells = None,
+    range_: Annotated[list[str] | None, typer.Option("--range", hidden=True)] = None,
+    search: Annotated[int | None, typer.Option(hidden=True)] = None,
     seeds: Seeds = None,
     set_: Overrides = None,
     runs: RunsRoot = RUNS,
@@ -82,13 +72,16 @@ def sweep(
     from grpo_cli.workflows.sweep import check_sweep
     from grpo_cli.workflows.sweep_plan import find_sweep
 
+    if search or range_:
+        raise UsageError(
+            "--search and --range are gone. Fix: list the values, --grid training.learning_rate=1e-6,1e-5,1e-4"
+        )
     old = None
     if resume is None:
-        request = _read_request(recipe, grid, range_, search, seeds, set_, probe=not no_probe)
-    elif grid or range_ or search or seeds or set_:
+        request = _read_request(recipe, grid, seeds, set_, probe=not no_probe)
+    elif grid or seeds or set_:
         raise UsageError(
-            "--resume takes everything from the sweep. "
-            "Fix: remove --grid, --range, --search, --seeds and --set"
+            "--resume takes everything from the sweep. Fix: remove --grid, --seeds and --set"
         )
     else:
         old = find_sweep(runs, resume, load_recipe(recipe).name if recipe else "*")
@@ -151,8 +144,6 @@ def _print_submitted(job: "SubmittedSweep") -> None:
 def _read_request(
     recipe: Path | None,
     grid: list[str] | None,
-    ranges: list[str] | None,
-    search: int | None,
     seeds: str | None,
     overrides: list[str] | None,
     *,
@@ -166,32 +157,27 @@ def _read_request(
         raise UsageError("no recipe is named. Fix: grpo sweep RECIPE --grid …, or --resume latest")
     if str(recipe) == "latest" or (recipe / "sweep.json").is_file():
         raise UsageError(f"{recipe} is a sweep, not a recipe. Fix: grpo sweep --resume {recipe}")
-    if ranges and not search:
-        raise UsageError(
-            "--range is for a search. Fix: add --search 20, or list the values with --grid"
-        )
-    if not (grid or ranges):
+    if not grid:
         raise UsageError(
             "there is nothing to vary. Fix: add --grid training.learning_rate=1e-5,1e-4"
         )
     loaded = load_tree(recipe, overrides).recipe
     chosen = read_seeds(seeds or "3", loaded.seed if loaded else 42)
-    texts = tuple(overrides or ()), tuple(grid or ()), tuple(ranges or ())
-    return SweepRequest(os.path.abspath(recipe), str(Path.cwd()), *texts, search, chosen, probe)
+    texts = tuple(overrides or ()), tuple(grid)
+    return SweepRequest(os.path.abspath(recipe), str(Path.cwd()), *texts, chosen, probe)
 
 
 def _say_size(request: "SweepRequest", slots: int) -> str:
-    cells, seeds = request.search or len(request.points()), len(request.seeds)
+    cells, seeds = len(request.points()), len(request.seeds)
     runs = count_noun(cells * seeds, "run")
     return f"{count_noun(cells, 'cell')} × {count_noun(seeds, 'seed')} = {runs}, {slots} at a time"
 
 
 def _print_plan(request: "SweepRequest", slots: int, *, as_json: bool) -> None:
-    # What a search tries is not known before.
-    points = [] if request.search else request.points()
-    cells = request.search or len(points)
+    points = request.points()
     if as_json:
-        print_json({"cells": cells, "settings": points, "seeds": request.seeds, "parallel": slots})
+        plan = {"cells": len(points), "settings": points, "seeds": request.seeds, "parallel": slots}
+        print_json(plan)
         return
     from grpo_cli.workflows.sweep_plan import say_settings
 
@@ -199,8 +185,6 @@ def _print_plan(request: "SweepRequest", slots: int, *, as_json: bool) -> None:
     console.print(_say_size(request, slots))
     for number, settings in enumerate(points, start=1):
         console.print(f"  {number}  {say_settings(settings)}")
-    for text in (*request.grid, *request.ranges) if request.search else ():
-        console.print(f"  {text}")
     console.print(f"seeds {', '.join(map(str, request.seeds))}; every value passes the checks")
 
 

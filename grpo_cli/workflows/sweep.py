@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from grpo_cli.analysis.cells import TRAINING, CellsComparison, compare_cells
 from grpo_cli.checks.recipe_checks import CheckedRecipe, check_recipe
@@ -37,15 +37,10 @@ from grpo_cli.workflows.sweep_plan import (
     plan_slots,
 )
 
-if TYPE_CHECKING:
-    from grpo_cli.workflows.search import Search
-
 _TICK_S = 0.5
 _LAST_BYTES = 4000
 _RESUMED = ("waiting", "running", "skipped", "stopped", "interrupted", "failed")
 """States of runs that a resumed sweep continues; one that a rule has stopped is a result."""
-_DIVERGED = "nan_loss, entropy_explosion, kl_runaway, too_high_learning_rate"
-"""Rules of `grpo diagnose` that end a run of a search, unless the recipe names its own."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +50,6 @@ class PreparedSweep:
     sweep: Sweep
     slots: list[dict[str, str]]
     """Variables of the runs that go on side by side."""
-    search: "Search | None"
 
 
 @dataclass(frozen=True)
@@ -104,7 +98,6 @@ class SweepResult:
             "cell": cell.number,
             "label": cell.label,
             "settings": cell.settings,
-            "pruned": cell.pruned,
             "runs": [
                 {
                     "seed": run.seed,
@@ -144,24 +137,17 @@ def prepare_sweep(
     """Check a sweep and make its folder, or go on with an old one."""
     checked, slots = check_sweep(request, parallel)
     reporter.issues(checked.problems)
-    search = None
-    if request.search:
-        from grpo_cli.workflows.search import Search
-
-        search = Search(request)
     if old is None:
-        return PreparedSweep(create_sweep(root, request, checked.recipe), slots, search)
+        return PreparedSweep(create_sweep(root, request, checked.recipe), slots)
     check_unchanged(old, checked.recipe)
     for run in list_unfinished(old):
         run.state, run.reason = "waiting", None
-    if search:
-        search.recall(old)
-    return PreparedSweep(old, slots, search)
+    return PreparedSweep(old, slots)
 
 
 def list_unfinished(sweep: Sweep) -> list[CellRun]:
     """Return the runs that a resumed sweep continues; one that a rule has stopped is a result."""
-    runs = [run for cell in sweep.cells if not cell.pruned for run in cell.runs]
+    runs = [run for cell in sweep.cells for run in cell.runs]
     statuses = [read_status(sweep.run_folder(run)) for run in runs]
     return [
         run
@@ -235,7 +221,7 @@ class _Runner:
     """Starts the runs of a sweep as slots become free, and notes how each ends."""
 
     def __init__(self, prepared: PreparedSweep, reporter: Reporter) -> None:
-        self._sweep, self._search = prepared.sweep, prepared.search
+        self._sweep = prepared.sweep
         self._free = list(prepared.slots)
         self._slots = len(prepared.slots)
         self._reporter = reporter
@@ -263,23 +249,13 @@ class _Runner:
         return self._has_more()
 
     def _has_more(self) -> bool:
-        waiting = any(run.state == "waiting" for cell in self._sweep.cells for run in cell.runs)
-        return waiting or self._wants_cell()
-
-    def _wants_cell(self) -> bool:
-        return self._search is not None and len(self._sweep.cells) < (
-            self._sweep.request.search or 0
-        )
+        return any(run.state == "waiting" for cell in self._sweep.cells for run in cell.runs)
 
     def _choose(self) -> tuple[Cell, CellRun] | None:
-        pairs = [(cell, run) for cell, run in self._sweep.in_order() if run.state == "waiting"]
-        for cell, run in pairs:
+        for cell, run in self._sweep.in_order():
             # What is left of a killed sweep may still be saving.
-            if not _is_busy(self._sweep.run_folder(run)):
+            if run.state == "waiting" and not _is_busy(self._sweep.run_folder(run)):
                 return cell, run
-        if not pairs and self._search is not None and self._wants_cell():
-            cell = self._sweep.add_cell(self._search.ask(len(self._sweep.cells) + 1))
-            return cell, cell.runs[0]
         return None
 
     def _start(self, cell: Cell, run: CellRun, processes: contextlib.ExitStack) -> None:
@@ -310,8 +286,6 @@ class _Runner:
     def _command(self, cell: Cell, run: CellRun, *, resumes: bool) -> list[str]:
         request, sets = self._sweep.request, []
         flags = as_flags(request, cell.settings, run.seed)
-        if request.search and not self._sweep.resolved["training"]["stop_when"]:
-            flags.append(f"training.stop_when=[{_DIVERGED}]")
         for text in flags:
             sets += ["--set", text]
         probed = request.probe and run is cell.runs[0]
@@ -321,16 +295,13 @@ class _Runner:
         return [*run_module("grpo_cli"), *train, *more, *sets]
 
     def _number(self, cell: Cell, run: CellRun) -> str:
-        cells = self._sweep.request.search or len(self._sweep.cells)
-        place = self._sweep.in_order().index((cell, run)) + 1
-        return f"{place} of {cells * len(self._sweep.request.seeds)}"
+        runs = self._sweep.in_order()
+        return f"{runs.index((cell, run)) + 1} of {len(runs)}"
 
     def _look(self, tell: Callable[[str], None]) -> None:
         for active in list(self._active):
             if active.process.poll() is not None:
                 self._finish(active)
-            elif self._search is not None:
-                self._prune(active, self._search)
         if self._active:
             tell(self._say_progress())
 
@@ -352,20 +323,9 @@ class _Runner:
         if not self._seconds:
             return ""
         waiting = sum(run.state == "waiting" for cell in self._sweep.cells for run in cell.runs)
-        if self._search is not None:
-            cells = (self._sweep.request.search or 0) - len(self._sweep.cells)
-            waiting += cells * len(self._sweep.request.seeds)
         mean, now = fmean(self._seconds), time.monotonic()
         begun = sum(max(mean - (now - each.began), 0.0) for each in self._active)
         return f"; about {format_duration((waiting * mean + begun) / self._slots)} left"
-
-    def _prune(self, active: _Active, search: "Search") -> None:
-        """Ask a run to stop that is worse than the median at its step, by its training reward."""
-        if active.run is not active.cell.runs[0] or active.cell.pruned:
-            return
-        if search.should_prune(active.cell.number, active.report):
-            active.cell.pruned = True
-            active.process.terminate()
 
     def _finish(self, active: _Active) -> None:
         """Note how a run has ended, and free its slot."""
@@ -375,11 +335,7 @@ class _Runner:
         run.state, run.reason = _read_end(active)
         if run.state == "completed":
             self._seconds.append(took)
-        if active.cell.pruned:
-            run.reason = "pruned: its training reward was below the median of the cells before it"
-        if active.cell.pruned or (
-            run.state == "failed" and not active.report.folder.resolved.is_file()
-        ):
+        if run.state == "failed" and not active.report.folder.resolved.is_file():
             # What a check or the probe has refused, it refuses with every seed.
             for each in active.cell.runs:
                 each.state = "skipped" if each.state == "waiting" else each.state
@@ -388,10 +344,6 @@ class _Runner:
         more = self._say_left() if self._has_more() else ""
         text = f"run {self._number(active.cell, run)}: {run.state} in {format_duration(took)}{reason}{more}"
         self._reporter.say(text, "ok" if run.state == "completed" else "warning")
-        if self._search is not None and all(
-            each.state not in ("waiting", "running") for each in active.cell.runs
-        ):
-            self._search.tell(self._sweep, active.cell)
 
     def _stop(self) -> None:
         if not self._active:

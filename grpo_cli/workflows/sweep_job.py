@@ -82,11 +82,6 @@ def submit_sweep(
         ProblemsError: A cell cannot be trained.
         UsageError: The flags do not fit together, or there is nothing to submit.
     """
-    if request.search:
-        raise UsageError(
-            "--search cannot be a job array, since each cell is chosen by the results of the ones before. "
-            "Fix: list the values with --grid, or run the search inside a job of its own"
-        )
     first, settings = _check_cells(request, parallel, environment=not dry_run)
     recipe = first.recipe
     reporter.issues(first.problems)

@@ -1,10 +1,10 @@
-"""A sweep before it runs: its cells from `--grid`, `--range` and `--seeds`, their checks, and `sweep.json`."""
+"""A sweep before it runs: its cells from `--grid` and `--seeds`, their checks, and `sweep.json`."""
 
 import contextlib
 import os
 import re
 import shlex
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from pathlib import Path
@@ -26,23 +26,9 @@ Settings = dict[str, str]
 """Dotted path → its value, as `--set` takes it."""
 _OWN = {"seed": "--seeds", "name": "--set name=…", "extends": "the recipe"}
 """Keys that a sweep does not vary, and where they are set instead."""
-_RANGE = re.compile(r"(?P<low>[^.:]+(?:\.\d+)?(?:e-?\d+)?)\.\.(?P<high>[^:]+?)(?P<log>:log)?")
 _MOST_NAMED = 3
 _MOST_SEEDS = 20
 """By number: `--seeds 42` most likely means the seed 42."""
-
-
-@dataclass(frozen=True)
-class Range:
-    """What a search may choose between."""
-
-    low: float
-    high: float
-    log: bool
-    whole: bool
-    """Whether only whole numbers."""
-    ends: tuple[str, str]
-    """As written."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +40,6 @@ class SweepRequest:
     """Where the command was given: paths in `--set` are relative to it."""
     overrides: tuple[str, ...]
     grid: tuple[str, ...]
-    ranges: tuple[str, ...]
-    search: int | None
-    """Cells that a search tries; None tries every combination of the grid."""
     seeds: tuple[int, ...]
     probe: bool = True
     """Whether the first run of each cell is probed."""
@@ -64,10 +47,7 @@ class SweepRequest:
     @property
     def command(self) -> str:
         """The command line, with the seeds in full."""
-        flags = [("--grid", each) for each in self.grid] + [
-            ("--range", each) for each in self.ranges
-        ]
-        flags += [("--search", str(self.search))] if self.search else []
+        flags = [("--grid", each) for each in self.grid]
         flags += [("--seeds", ",".join(map(str, self.seeds)) + "," * (len(self.seeds) == 1))]
         flags += [("--set", each) for each in self.overrides]
         return shlex.join(
@@ -76,23 +56,12 @@ class SweepRequest:
 
     def choices(self) -> dict[str, tuple[str, ...]]:
         """Return the values of each grid; raises `UsageError` if one cannot be read."""
-        return {key: tuple(split_values(raw)) for key, raw in _read_flags("--grid", self.grid)}
-
-    def limits(self) -> dict[str, Range]:
-        """Return the range of each key that a search chooses in; raises as `choices`."""
-        return {key: _read_range(key, raw) for key, raw in _read_flags("--range", self.ranges)}
+        return {key: tuple(split_values(raw)) for key, raw in _read_grids(self.grid)}
 
     def points(self) -> list[Settings]:
-        """Return the settings to check before the first run: all cells, or of a search each end of each range."""
+        """Return the settings of all cells."""
         choices = self.choices()
-        if self.search is None:
-            return [
-                dict(zip(choices, values, strict=True)) for values in product(*choices.values())
-            ]
-        choices |= {key: each.ends for key, each in self.limits().items()}
-        first = {key: values[0] for key, values in choices.items()}
-        others = [{**first, key: value} for key, values in choices.items() for value in values[1:]]
-        return [first, *others]
+        return [dict(zip(choices, values, strict=True)) for values in product(*choices.values())]
 
 
 @dataclass
@@ -102,7 +71,7 @@ class CellRun:
     seed: int
     run_id: str
     state: str = "waiting"
-    """`waiting`, `skipped` if its cell was pruned or refused, or the run's own state."""
+    """`waiting`, `skipped` if its cell was refused, or the run's own state."""
     reason: str | None = None
 
 
@@ -114,7 +83,6 @@ class Cell:
     """From 1."""
     settings: Settings
     runs: list[CellRun]
-    pruned: bool = False
 
     @property
     def label(self) -> str:
@@ -153,11 +121,9 @@ class Sweep:
         return self.cells[-1]
 
     def in_order(self) -> list[tuple[Cell, CellRun]]:
-        """Return all runs as they are started: of a grid all cells with one seed, then with the next."""
+        """Return all runs as they are started: all cells with one seed, then with the next."""
         pairs = [(cell, run) for cell in self.cells for run in cell.runs]
-        if self.request.search is None:
-            pairs.sort(key=lambda pair: self.request.seeds.index(pair[1].seed))
-        return pairs
+        return sorted(pairs, key=lambda pair: self.request.seeds.index(pair[1].seed))
 
     def save(self) -> None:
         """Write `sweep.json`, whole or not at all."""
@@ -190,46 +156,25 @@ def split_values(text: str) -> list[str]:
     return [part.strip() for part in parts]
 
 
-def _read_flags(flag: str, texts: Iterable[str]) -> list[tuple[str, str]]:
+def _read_grids(texts: Iterable[str]) -> list[tuple[str, str]]:
     read: dict[str, str] = {}
     for text in texts:
         key, equals, raw = (part.strip() for part in text.partition("="))
         if not equals or not key or not raw:
-            example = "1e-5,1e-4" if flag == "--grid" else "1e-6..1e-3:log"
             raise UsageError(
-                f"{flag} {text} is not `path=values`. "
-                f"Fix: write {flag} training.learning_rate={example}"
+                f"--grid {text} is not `path=values`. "
+                "Fix: write --grid training.learning_rate=1e-5,1e-4"
             )
         if key in _OWN:
             raise UsageError(
-                f"{flag} {text}: a sweep does not vary `{key}`. Fix: it is set with {_OWN[key]}"
+                f"--grid {text}: a sweep does not vary `{key}`. Fix: it is set with {_OWN[key]}"
             )
         if key in read:
             raise UsageError(
-                f"{flag} {key} is given twice. Fix: write all its values in one {flag}"
+                f"--grid {key} is given twice. Fix: write all its values in one --grid"
             )
         read[key] = raw
     return list(read.items())
-
-
-def _read_range(key: str, raw: str) -> Range:
-    match = _RANGE.fullmatch(raw)
-    try:
-        if match is None:
-            raise ValueError
-        low, high, log = float(match["low"]), float(match["high"]), bool(match["log"])
-    except ValueError:
-        raise UsageError(
-            f"--range {key}={raw} is no range. Fix: write LOW..HIGH, or LOW..HIGH:log to choose by the logarithm"
-        ) from None
-    if not low < high or (log and low <= 0):
-        rule = "above 0" if low < high else "in order"
-        raise UsageError(
-            f"--range {key}={raw}: its ends are not {rule}. "
-            "Fix: write the lower one first, above 0 with `:log`"
-        )
-    ends = match["low"], match["high"]
-    return Range(low, high, log, all(re.fullmatch(r"[+-]?\d+", end) for end in ends), ends)
 
 
 def read_seeds(text: str, first: int) -> tuple[int, ...]:
@@ -305,8 +250,7 @@ def check_points(
                 same = issue.path, issue.seen, issue.fix
                 seen.setdefault(same, (issue, []))[1].append(settings)
     if seen or first is None:
-        limits = request.limits()
-        raise ProblemsError(_place(issue, where, points, limits) for issue, where in seen.values())
+        raise ProblemsError(_place(issue, where, points) for issue, where in seen.values())
     problems = map(first.loaded.place, _check_ranking(first.recipe))
     return replace(first, problems=(*first.problems, *problems))
 
@@ -330,9 +274,7 @@ def _refuse_equal(recipe: Recipe, before: Sequence[Recipe], points: Sequence[Set
         )
 
 
-def _place(
-    issue: Issue, where: Sequence[Settings], points: Sequence[Settings], limits: Container[str]
-) -> Issue:
+def _place(issue: Issue, where: Sequence[Settings], points: Sequence[Settings]) -> Issue:
     """Return an issue with the flag that it comes from, or with the cells that have it."""
     source = issue.location.source if issue.location else ""
     key, _, value = source.removeprefix("--set ").partition("=")
@@ -340,8 +282,7 @@ def _place(
     having = [each for each in points if each.get(key) == value]
     if swept:
         flag = f"{key}={value}" if list(where) == having else key
-        name = "--range" if key in limits else "--grid"
-        issue = replace(issue, location=Location(f"{name} {flag}"))
+        issue = replace(issue, location=Location(f"--grid {flag}"))
     if list(where) == list(points) or (swept and list(where) == having):
         return issue
     named = "; ".join(map(say_settings, where[:_MOST_NAMED]))
@@ -381,7 +322,7 @@ def create_sweep(root: Path, request: SweepRequest, recipe: Recipe) -> Sweep:
 def plan_sweep(folder: Path, request: SweepRequest, recipe: Recipe) -> Sweep:
     """Return a sweep with all cells of a grid; nothing is written."""
     sweep = Sweep(folder, request, recipe.model_dump(mode="json"))
-    for settings in [] if request.search else request.points():
+    for settings in request.points():
         sweep.add_cell(settings)
     return sweep
 
@@ -394,7 +335,7 @@ def read_sweep(path: Path) -> Sweep:
     """
     written = read_object(path / "sweep.json")
     try:
-        texts = ("overrides", "grid", "ranges", "seeds")
+        texts = ("overrides", "grid", "seeds")
         request: dict[str, Any] = {
             name: tuple(value) if name in texts else value
             for name, value in written["request"].items()

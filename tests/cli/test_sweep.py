@@ -8,9 +8,8 @@ import pytest
 from grpo_cli.errors import UsageError
 from grpo_cli.machine import Hardware
 from grpo_cli.report.sweep import list_reasons, rank_cells
-from grpo_cli.runs.run import Run
 from grpo_cli.runs.status import StatusFile
-from grpo_cli.workflows.sweep_plan import Sweep, SweepRequest, plan_slots, read_seeds, split_values
+from grpo_cli.workflows.sweep_plan import SweepRequest, plan_slots, read_seeds, split_values
 from tests.cli.test_commands import grpo
 from tests.recipe_texts import write_recipe
 from tests.run_folders import make_finished_run
@@ -50,14 +49,7 @@ RATES = "training.learning_rate=1e-6,1e-5"
         ([RATES, "--seeds", "0"], ["names none"]),
         ([RATES, "--seeds", "42"], ["Fix: for the seed 42 alone, write --seeds 42,"]),
         ([RATES, "--seeds", "some"], ["is neither a number nor a list"]),
-        (["--range", RATES], ["--range is for a search"]),
-        (["--search", "3", "--range", "training.learning_rate=1e-3..1e-4"], ["not in order"]),
-        (["--search", "3", "--range", "training.learning_rate=0..1:log"], ["not above 0"]),
-        (
-            ["--search", "3", "--range", "training.learning_rate=-1..1"],
-            ["--range training.learning_rate=-1: training.learning_rate: should be at least"],
-        ),
-        ([RATES, "--search", "3", "--slurm"], ["--search cannot be a job array"]),
+        (["--search", "3"], ["--search and --range are gone. Fix: list the values"]),
         (["launch.num_machines=1,2", "--slurm"], ["all tasks of a job array get the same nodes"]),
         ([RATES, "--resume", "latest"], ["--resume takes everything from the sweep"]),
         (["--resume", "latest"], ["no sweep is in"]),
@@ -74,7 +66,7 @@ def test_bad_grids_are_refused_before_anything_starts(tmp_path, flags, messages)
     ]
     words = []
     for word in flags:
-        is_grid = "=" in word and (not words or words[-1] not in ("--range", "--seeds", "--resume"))
+        is_grid = "=" in word and (not words or words[-1] not in ("--seeds", "--resume"))
         words += ["--grid", word] if is_grid else [word]
     done = grpo("sweep", recipe, *words, *([] if "--resume" in flags else sets), cwd=tmp_path)
     assert done.returncode == 2, done.stderr
@@ -129,7 +121,7 @@ def test_seeds_are_a_number_or_a_list():
 
 
 def test_each_run_gets_devices_of_its_own(tmp_path, monkeypatch):
-    request = SweepRequest(str(write_recipe(tmp_path)), str(tmp_path), (), (RATES,), (), None, (1,))
+    request = SweepRequest(str(write_recipe(tmp_path)), str(tmp_path), (), (RATES,), (1,))
     point, four = request.points()[0], Hardware(4, 16, names=("4", "5", "6", "7"))
 
     def share(*overrides, parallel=None, hardware=four):
@@ -200,34 +192,3 @@ def test_a_sweep_that_slurm_refuses_leaves_no_folder(tmp_path):
     assert done.returncode == 1
     assert "invalid partition" in done.stderr
     assert not list(tmp_path.glob("runs/good/sweeps/*"))
-
-
-def make_search(root, levels):
-    """A search with a finished cell for each level of reward, and its sweep."""
-    from grpo_cli.workflows.search import Search
-
-    grid = ("training.learning_rate=1e-6,1e-5",)
-    request = SweepRequest("recipe.yaml", str(root), (), grid, (), len(levels) + 1, (1,))
-    search, sweep = Search(request), Sweep(root / "sums" / "sweeps" / "now", request, {})
-    for number, level in enumerate(levels, start=1):
-        cell = sweep.add_cell(search.ask(number))
-        folder = make_finished_run(root, number, [level * step / 40 for step in range(40)])
-        cell.runs[0].run_id, cell.runs[0].state = folder.path.name, "completed"
-        search.should_prune(number, Run(folder))
-        search.tell(sweep, cell)
-    return search, sweep
-
-
-@pytest.mark.parametrize(
-    ("level", "steps", "pruned"), [(0.1, 40, True), (0.1, 8, False), (0.9, 40, False)]
-)
-def test_a_search_ends_a_run_below_the_median_once_it_has_begun(tmp_path, level, steps, pruned):
-    pytest.importorskip("optuna")
-    search, sweep = make_search(tmp_path, [0.5, 0.6, 0.7, 0.8])
-    search.ask(5)
-    folder = make_finished_run(tmp_path, 5, [level * step / 40 for step in range(steps)])
-    assert search.should_prune(5, Run(folder)) is pruned
-    # A resumed sweep judges alike, from the runs on disk.
-    sweep.add_cell({"training.learning_rate": "1e-6"}).runs[0].run_id = folder.path.name
-    search.recall(sweep)
-    assert search.should_prune(5, Run(folder)) is pruned

@@ -169,24 +169,3 @@ def test_ctrl_c_lets_the_run_save_and_says_how_to_resume(workshop, recipe):
     assert [cell["runs"][0]["state"] for cell in written["cells"]] == ["completed", "stopped"]
     (stopped,) = workshop.folder.glob("runs/tiny/*-2-seed-1")
     assert list(stopped.glob("checkpoints/checkpoint-*"))
-
-
-def test_a_search_learns_from_its_cells_and_is_resumed(workshop, recipe):
-    pytest.importorskip("optuna")
-    flags = ["--search", "3", "--range", "training.learning_rate=1e-4..1e-1:log", "--seeds", "1,"]
-    done = sweep(workshop, recipe, *flags, "--no-probe", "--json")
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    rates = [float(cell["settings"]["training.learning_rate"]) for cell in told["cells"]]
-    assert len(set(rates)) == 3
-    assert all(1e-4 <= rate <= 1e-1 for rate in rates)
-    folder, written = read_folder(workshop)
-    # As if the last cell had not been chosen yet.
-    (folder / "sweep.json").write_text(json.dumps({**written, "cells": written["cells"][:2]}))
-    done = sweep(workshop, "--resume", folder, "--json")
-    assert done.returncode == 0, done.stderr
-    again = [
-        cell["settings"]["training.learning_rate"] for cell in json.loads(done.stdout)["cells"]
-    ]
-    assert [float(rate) for rate in again[:2]] == rates[:2]
-    assert len(again) == 3
