@@ -16,12 +16,14 @@ from grpo_cli.errors import RecipeError, install_extra
 from grpo_cli.issues import Issue
 from grpo_cli.models.folder import read_settings
 from grpo_cli.models.source import find_folder, read_source_template, resolve_source
-from grpo_cli.models.vision import reads_images
+from grpo_cli.models.vision import read_model_type, reads_images
 from grpo_cli.recipe.recipe import Recipe
 
 _PLACE = "dataset.prompt.images"
 _PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
 _PICTURE_FILES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")
+_CUT_ALONE = ("llava_onevision",)
+"""Types of models whose processor cuts an image into patches only if it is the only one of a prompt."""
 _DECODED = 16
 """Images that are decoded if only that tells whether they are whole."""
 
@@ -107,6 +109,10 @@ def check_images(recipe: Recipe) -> Iterator[Issue]:
         yield Issue(seen, fix, "model.path")
     elif reads:
         yield from _check_processor(recipe)
+        of_episodes = recipe.has_episodes and recipe.episode.images
+        if of_episodes and read_model_type(recipe.model) in _CUT_ALONE:
+            seen = "this model reads an image in another way once a later turn brings another"
+            yield Issue(seen, "remove `episode.images`, or name another model", "model.path")
     lora = recipe.model.lora
     if lora is not None and lora.target_modules == "all-linear":
         seen = "adapters are on the language part alone; the vision part stays as it is"

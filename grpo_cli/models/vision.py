@@ -23,6 +23,13 @@ def reads_images(model: ModelConfig) -> bool | None:
     return None if settings is None else is_vision_language(settings)
 
 
+def read_model_type(model: ModelConfig) -> str | None:
+    """Return `model_type` of a model's config.json; None if that is not on this machine."""
+    folder = find_folder(resolve_source(model))
+    settings = read_settings(folder / "config.json") if folder else None
+    return str(settings.get("model_type")) if settings else None
+
+
 def is_vision_language(settings: Mapping[str, Any]) -> bool:
     """Return whether a config.json is of a model that `AutoModelForImageTextToText` loads, with a vision part."""
     has_vision = settings.get("vision_config") is not None
