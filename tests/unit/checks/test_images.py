@@ -66,7 +66,7 @@ def test_a_model_needs_a_processor_and_a_chat_template(tmp_path):
 
 def test_a_model_that_reads_an_image_otherwise_beside_others_takes_none_in_episodes(tmp_path):
     (tmp_path / "tools.py").write_text('def see():\n    """See."""\n    return "red"\n')
-    text = f"{TEXT}tools: [{{kind: python, path: ./tools.py:see}}]\nepisode: {{images: true}}\n"
+    text = f"{TEXT}tools: [{{kind: function, path: ./tools.py:see}}]\nepisode: {{images: true}}\n"
     assert problems_of(tmp_path, text) == {}
     found = problems_of(tmp_path, text, {**LLAVA, "model_type": "llava_onevision"})
     assert "once a later turn brings another" in found["model.path"]
