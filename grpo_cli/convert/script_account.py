@@ -11,6 +11,7 @@ from grpo_cli.convert.rewards import Reward, name_file
 from grpo_cli.convert.script_evaluator import Evaluator
 from grpo_cli.convert.script_expressions import Assignment, TooLongError
 from grpo_cli.convert.script_values import (
+    METHODS,
     MISSING,
     Choice,
     Function,
@@ -83,6 +84,12 @@ def role_of(value: Value | None) -> str:
         return "tokenizer" if is_tokenizer(root) else "model"
     is_part = root.last_name in ("get_peft_model", "LoraConfig", "BitsAndBytesConfig")
     return "model" if is_part else "rows" if is_rows(root) else ""
+
+
+def _is_text(value: Value) -> bool:
+    """Return whether a value is what a tokenizer makes of a text, and not the tokenizer."""
+    is_result = isinstance(value, Object) and value.is_call and value is not root_of(value)
+    return is_result and role_of(value) == "tokenizer"
 
 
 class ScriptAccount:
@@ -322,10 +329,11 @@ class ScriptAccount:
             if role and made is root_of(made):
                 self._sweep_arguments(made, role, id(made) in ids)
             elif role:
-                self._sweep_method(made, role)
+                if role != "rows" or made.name not in METHODS:
+                    self._sweep_method(made, role)
             elif not {made.name.partition(".")[0], made.last_name} & harmless:
-                roles = [role_of(each) for each in (made.args or {}).values()]
-                touched = [each for each in roles if each not in ("", "rows")]
+                objects = [each for each in (made.args or {}).values() if not _is_text(each)]
+                touched = [role for role in map(role_of, objects) if role not in ("", "rows")]
                 if touched and id(made) not in ids:
                     reason = f"gets the {touched[0]}, and may change it; it is not read"
                     self.drop(self.code_of_method(made), made.node, reason)

@@ -233,7 +233,8 @@ class ScriptModel(ScriptRows):
     def take_tokenizers(self) -> None:
         """Take the settings of all tokenizers and processors that the script loads."""
         reasons, model = read_keys("script-tokenizer"), self.report.get("model_name_or_path")
-        for made in [each for each in self.made if is_tokenizer(each)]:
+        loaded = {id(each.node): each for each in self.made if is_tokenizer(each)}
+        for made in loaded.values():
             bound = self.bind(made, ["pretrained_model_name_or_path"])
             for name, (value, node) in bound.items():
                 key = f"{made.name.split('.')[-2]}.{name}"

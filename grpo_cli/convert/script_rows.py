@@ -224,14 +224,14 @@ class ScriptRows(ScriptAccount):
 
     def _take_other_changes(self, passes: list[Object], others: list[Object]) -> None:
         """Take what is done to held-out rows alone."""
-        codes = {self.code_of_change(each) for each in passes}
+        codes = {self.code_of_change(each, 10**6) for each in passes}
         reasons = by_key(read_keys("script-rows-calls"))
         for change in [each for each in others if each not in passes]:
             self.done.add(id(change))
             code = self.code_of_change(change)
             if change.last_name in _NUMBERED:
                 self._take_number(change, "eval_limit", is_first=change is others[0])
-            elif code in codes:
+            elif self.code_of_change(change, 10**6) in codes:
                 self.drop(code, change.node, "as for the rows that are trained on")
             else:
                 what = "held-out rows are made as those that are trained on; write this into `dataset.prompt` too"

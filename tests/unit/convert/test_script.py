@@ -571,3 +571,14 @@ def test_an_adapter_that_is_left_to_do_keeps_the_bases_precision():
         f"model = PeftModel.from_pretrained(base, folder)\nargs = GRPOConfig()\n{LOADED}"
     )
     assert convert(f"import torch\n{text}").recipe["model"]["dtype"] == "bfloat16"
+
+
+def test_held_out_rows_that_are_made_otherwise_are_not_called_the_same():
+    start = "lambda row: {'prompt': SYSTEM.format(question=row['question']), 'answer': "
+    text = (
+        f"train = load_dataset('d/x', split='a').map({start}last(row)}})\n"
+        f"test = load_dataset('d/x', split='b').map({start}row['answer']}})\n"
+        "GRPOTrainer('m/x', 'r/m', train_dataset=train, eval_dataset=test)\n"
+    )
+    (reason,) = [why for key, why in reasons(convert(text)).items() if ".map(" in key]
+    assert "write this into `dataset.prompt` too" in reason
