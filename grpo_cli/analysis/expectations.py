@@ -197,12 +197,12 @@ def find_differences(measured: MeasuredConfig, run: Run) -> dict[str, tuple[str,
 
 def describe_hardware(run: Run) -> str | None:
     """Return such as `2 CPU cores (x86_64), 24 GiB`, after the accelerator if there is one."""
-    machine, device = run.manifest.get("hardware") or {}, run.manifest.get("accelerator") or {}
+    machine, device = run.manifest["hardware"], run.manifest["accelerator"]
     if not machine.get("cpus"):
         return None
     cores = f"{machine['cpus']} CPU cores ({machine.get('machine', 'unknown')})"
     memory = [f"{machine['memory_gib']:.0f} GiB"] if machine.get("memory_gib") else []
-    accelerator = [str(device["device"])] if device.get("device") not in (None, "cpu") else []
+    accelerator = [device["device"]] if device.get("device") not in (None, "cpu") else []
     return ", ".join([*accelerator, cores, *memory])
 
 
@@ -210,14 +210,14 @@ def list_versions(run: Run) -> dict[str, str]:
     """Return the versions of the packages that decide what is trained."""
     lora, vllm = run.recipe.model.lora is not None, run.recipe.generation.backend == "vllm"
     names = [*_PACKAGES, *(["peft"] if lora else []), *(["vllm"] if vllm else [])]
-    known = run.manifest.get("versions") or {}
-    return {name: str(known[name]) for name in names if known.get(name)}
+    known = run.manifest["versions"]
+    return {name: known[name] for name in names if known.get(name)}
 
 
 def data_fingerprint(run: Run) -> str | None:
     """Return the beginning of the data's fingerprint."""
-    fingerprint = (run.manifest.get("data") or {}).get("fingerprint")
-    return str(fingerprint)[:_FINGERPRINT_DIGITS] if fingerprint else None
+    fingerprint = run.manifest["data"].get("fingerprint")
+    return fingerprint[:_FINGERPRINT_DIGITS] if fingerprint else None
 
 
 Band = tuple[float, float]

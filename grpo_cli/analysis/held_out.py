@@ -64,7 +64,7 @@ class Measurement:
             "samples_per_prompt": self.size,
             "max_completion_length": recipe.generation.max_completion_length,
             "rewards": [reward.model_dump(mode="json") for reward in recipe.rewards],
-            "data": (self.run.manifest.get("data") or {}).get("fingerprint"),
+            "data": self.run.manifest["data"].get("fingerprint"),
         }
 
 
@@ -74,22 +74,22 @@ def read_measurement(run: Run, when: When = "after") -> Measurement | str:
     if not path.is_file():
         why = " (evaluation.limit is 0)" if run.recipe.evaluation.limit == 0 else ""
         return f"{run.name} has no held-out measurement {when} training{why}"
-    try:
-        groups = group_by_row([as_scored(each) for each in run.samples(when)])
-        if not groups:
-            return f"{path} holds no samples that can be read"
-        values = _score(run, groups, when)
-    except (KeyError, TypeError):
+    groups = group_by_row(map(as_scored, run.samples(when)))
+    if not groups:
+        return f"{path} holds no samples that can be read"
+    if (values := _score(run, groups, when)) is None:
         return f"{path} is of an earlier version, or of other rewards"
-    logged = run.measured(when).get(LOGGED) or {}
+    logged = run.measured(when).get(LOGGED, {})
     return Measurement(run, _number_prompts(groups), values, min(map(len, groups)), logged)
 
 
 def _score(
     run: Run, groups: Sequence[Sequence[ScoredCompletion]], when: When
-) -> dict[str, PerPrompt]:
-    if missing := {*name_rewards(run.recipe.rewards)} - groups[0][0].rewards.keys():
-        raise KeyError(missing)  # the samples are of other rewards
+) -> dict[str, PerPrompt] | None:
+    """Return each metric by prompt; None if a sample lacks the score of a reward."""
+    names = {*name_rewards(run.recipe.rewards)}
+    if any(names - each.rewards.keys() for group in groups for each in group):
+        return None
     values = per_prompt(groups, right_scores(run.recipe.rewards), run.recipe.dataset.shares)
     if not run.recipe.rewards:
         values.pop("reward", None)

@@ -218,14 +218,13 @@ def batch_of_scored(
     )
 
 
-def as_scored(record: dict[str, Any]) -> ScoredCompletion:
-    """Return a completion as it was before it was written; raises `TypeError` for an earlier version's."""
-    known = {field.name for field in fields(ScoredCompletion)}
-    values = {name: value for name, value in record.items() if name in known}
-    if all(value is None for value in values.get("rewards", {}).values()):
+def as_scored(record: Mapping[str, Any]) -> ScoredCompletion:
+    """Return a completion as it was before it was written, from a checked record."""
+    values = {each.name: record[each.name] for each in fields(ScoredCompletion)}
+    if all(value is None for value in record["rewards"].values()):
         # Earlier versions wrote a total of 0.
         values["total"] = None
-    return ScoredCompletion(**{**values, "messages": tuple(record.get("messages", ()))})
+    return ScoredCompletion(**{**values, "messages": tuple(record["messages"])})
 
 
 def count_failures(scored: Iterable[ScoredCompletion]) -> dict[str, dict[str, int]]:
@@ -238,7 +237,7 @@ def count_failures(scored: Iterable[ScoredCompletion]) -> dict[str, dict[str, in
     return {"failures": dict(failures), "timeouts": dict(timeouts)}
 
 
-def group_by_row(scored: Sequence[ScoredCompletion]) -> list[list[ScoredCompletion]]:
+def group_by_row(scored: Iterable[ScoredCompletion]) -> list[list[ScoredCompletion]]:
     """Return the completions of each prompt together, in the order of the data's rows."""
     groups: dict[int, list[ScoredCompletion]] = {}
     for each in scored:

@@ -146,9 +146,9 @@ def _list_facts(run: "RunReport") -> list[tuple[str, str]]:
     started = time.strftime("%Y-%m-%d %H:%M", time.localtime(run.status.started_at))
     sizes = run.sizes()
     parts = ", ".join(f"{name} {format_bytes(size)}" for name, size in sizes.items() if size)
-    versions, git = manifest.get("versions") or {}, manifest.get("git") or {}
+    versions, git = manifest["versions"], manifest["git"] or {}
     shown = ("grpo-cli", "trl", "transformers", "torch", "peft", "vllm")
-    host = (manifest.get("hardware") or {}).get("host")
+    host = manifest["hardware"].get("host")
     changes = ", with changes" if git.get("dirty") else ""
     best = run.best_checkpoint
     steps = [f"{step} (best)" if step == best else str(step) for step in run.checkpoints]
@@ -156,7 +156,7 @@ def _list_facts(run: "RunReport") -> list[tuple[str, str]]:
         ("started", f"{started}{f', {attempts} attempts' if attempts > 1 else ''}"),
         ("model", f"{recipe.model.path} ({'LoRA' if recipe.model.lora else 'all weights'})"),
         *recipe.stages.items(),
-        ("data", _say_data(recipe.dataset.kind, manifest.get("data") or {})),
+        ("data", _say_data(recipe.dataset.kind, manifest["data"])),
         ("dropped", run.dropped),
         ("rewards", ", ".join(f"{r.name or r.kind} × {r.weight:g}" for r in recipe.rewards)),
         ("learning rate", f"{recipe.training.learning_rate:g}"),

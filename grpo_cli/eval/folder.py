@@ -9,12 +9,27 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import TypedDict
+
 from grpo_cli.analysis.samples import ScoredCompletion
 from grpo_cli.errors import ExitCode, GrpoError, RunError, SetupError, UsageError
 from grpo_cli.eval.request import EvalOptions, EvalRequest
-from grpo_cli.runs.files import SCHEMA_VERSION, lock_folder, read_object, write_json, write_text
+from grpo_cli.runs.files import SCHEMA_VERSION, lock_folder, read_file, write_json, write_text
 from grpo_cli.runs.folder import RunFolder, claim_folder, unwritable
 from grpo_cli.runs.metrics import RecordTail
+from grpo_cli.runs.records import EvalData, read_chunked
+
+REMEASURE = "measure anew, with another --out"
+"""The fix for a damaged file."""
+
+
+class _Request(TypedDict):
+    request: EvalRequest
+
+
+class _Failure(TypedDict):
+    message: str
+    exit_code: int
 
 
 @dataclass(frozen=True)
@@ -79,17 +94,13 @@ class EvalFolder:
 
     def read_request(self) -> EvalRequest:
         """Return the request; raises `UsageError` if the file is damaged."""
-        try:
-            return EvalRequest.model_validate(_read_json(self.request)["request"])
-        except (OSError, ValueError, KeyError, TypeError):
-            raise self._damaged(self.request) from None
+        request: EvalRequest = self._read(self.request, _Request)["request"]
+        return request
 
     def read_data(self) -> dict[str, Any]:
         """Return split, rows and fingerprint; raises `UsageError` if the file is missing or damaged."""
-        try:
-            return dict(_read_json(self.data))
-        except (OSError, ValueError, TypeError):
-            raise self._damaged(self.data) from None
+        data: dict[str, Any] = self._read(self.data, EvalData)
+        return data
 
     def check_data(self, data: dict[str, Any]) -> None:
         """Compare the data with what the evaluation was begun with.
@@ -103,10 +114,10 @@ class EvalFolder:
                 "Fix: measure anew, without --resume"
             )
 
-    def _damaged(self, file: Path) -> UsageError:
-        return UsageError(
-            f"{file} is missing, damaged or another version's. Fix: measure anew, with another --out"
-        )
+    def _read(self, file: Path, kind: Any) -> Any:
+        if (content := read_file(file, kind, fix=REMEASURE)) is None:
+            raise UsageError(f"{file} is missing. Fix: {REMEASURE}")
+        return content
 
     def append(
         self,
@@ -151,8 +162,9 @@ class EvalFolder:
 
     def read_logged(self, subject: str) -> dict[str, float]:
         """Return the metrics that rewards logged of a subject."""
-        logged = read_object(self.logged).get(subject)
-        return dict(logged) if isinstance(logged, dict) else {}
+        logged: dict[str, dict[str, float]]
+        logged = read_file(self.logged, dict[str, dict[str, float]], {}, REMEASURE)
+        return logged.get(subject, {})
 
     def count_samples(self, subject: str) -> int:
         """Return how many samples of a subject there are so far."""
@@ -179,9 +191,7 @@ class EvalFolder:
 
     def take_failure(self) -> GrpoError | None:
         """Return and remove the error that a process left; None if there is none."""
-        try:
-            left = _read_json(self.failure)
-        except (OSError, ValueError):
+        if (left := read_file(self.failure, _Failure)) is None:
             return None
         self.failure.unlink()
         kinds = {ExitCode.USAGE: UsageError, ExitCode.ENVIRONMENT: SetupError}
@@ -192,16 +202,12 @@ class EvalFolder:
         shutil.rmtree(self.path, ignore_errors=True)
 
 
-def _read_json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
-
-
 def _as_lines(records: Iterable[dict[str, Any]]) -> str:
     return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
 
 
 def _read_samples(path: Path) -> list[dict[str, Any]]:
-    return [record for record in RecordTail(path).read_new() if "chunk" in record]
+    return list(RecordTail(path, read_chunked).read_new())
 
 
 def open_folder(request: EvalRequest, options: EvalOptions) -> EvalFolder:
@@ -238,8 +244,8 @@ def _find_unfinished(request: EvalRequest, out: Path | None, parent: Path) -> Ev
                 raise
             continue
         if not differing:
-            folder.samples.mkdir(exist_ok=True)
             with folder.lock():
+                folder.write_request(request)
                 folder.drop_torn_chunks()
             return folder
         if out:

@@ -4,7 +4,7 @@ import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict
 
@@ -87,12 +87,21 @@ class EvalRequest(BaseModel):
 
     def differing(self, other: "EvalRequest") -> list[str]:
         """Return the settings and files of code in which two requests differ."""
-        names = [name for name in type(self).model_fields if name not in ("source", "code")]
+        values, others = self._movable(), other._movable()
         files = sorted(self.code.keys() | other.code.keys())
         return [
-            *(name for name in names if getattr(self, name) != getattr(other, name)),
+            *(name for name in values if values[name] != others[name]),
             *(file for file in files if self.code.get(file) != other.code.get(file)),
         ]
+
+    def _movable(self) -> dict[str, Any]:
+        """Return the settings with paths relative to the run folder, which may have been moved meanwhile."""
+        source, values = Path(self.source), self.model_dump(exclude={"source", "code"})
+        for subject in values["subjects"]:
+            for section, key in ((subject["model"], "path"), (subject, "adapter")):
+                if section[key] and Path(section[key]).is_relative_to(source):
+                    section[key] = Path(section[key]).relative_to(source)
+        return values
 
     @property
     def chunk_size(self) -> int:

@@ -28,14 +28,14 @@ from grpo_cli.eval.folder import EvalFolder
 from grpo_cli.eval.request import WARMUP, EvalRequest
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.rewards.building import name_rewards, right_scores
-from grpo_cli.runs.files import SCHEMA_VERSION, read_object, write_json
+from grpo_cli.runs.files import SCHEMA_VERSION, damaged, read_file, write_json
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.manifest import describe_origin
+from grpo_cli.runs.records import EvalResult
 from grpo_cli.runs.selection import is_run
 
 _ROUNDING = 1e-9
 _SETTINGS = ("split", "limit", "samples", "temperature", "seed", "backend", "batch_size")
-_KEYS = ("subjects", "differences", "verdicts", "settings", "data", "recipe", "primary", "baseline")
 
 
 @dataclass(frozen=True)
@@ -199,18 +199,12 @@ def read_result(path: Path) -> tuple[EvalFolder, dict[str, Any]]:
             "grpo eval … --resume finishes it" if begun else "name a folder that `grpo eval` made"
         )
         raise UsageError(f"{path} holds no result.json. Fix: {hint}")
-    result = read_object(file)
-    version = result.get("schema_version", SCHEMA_VERSION)
-    if version != SCHEMA_VERSION:
-        raise UsageError(
-            f"{file} is of version {version}, this grpo reads {SCHEMA_VERSION}. "
-            "Fix: measure anew, or use the grpo that wrote it"
-        )
-    if result.get("kind") != "grpo-eval" or not all(key in result for key in _KEYS):
-        raise UsageError(
-            f"{file} is not a complete result of `grpo eval`. Fix: name its result.json, or measure anew; a "
-            "run's own measurements are compared by `grpo eval RUN`"
-        )
+    fix = "name a result.json of `grpo eval`, or measure anew"
+    result = read_file(file, EvalResult, fix=fix)
+    try:
+        Recipe.model_validate(result["recipe"])
+    except ValueError as error:
+        raise damaged(file, error, fix) from None
     return folder, result
 
 
@@ -264,7 +258,7 @@ def _read_side(side: str) -> tuple[str, Measured, dict[str, Any]]:
     """Return `PATH:NAME`, the model's samples, and the result."""
     path, _, name = (side, "", "") if Path(side).exists() else side.rpartition(":")
     folder, result = read_result(Path(path or side))
-    measured = [each for each in result["subjects"] if each != result["baseline"]]
+    measured = [each for each in result["subjects"] if each != result["baseline"]] or [""]
     if name not in ("", *result["subjects"]) or (not name and len(measured) > 1):
         raise UsageError(
             f"{path} holds {', '.join(result['subjects'])}. Fix: name one of them, as {path}:{measured[0]}"
@@ -281,7 +275,7 @@ def _read_settings(result: Mapping[str, Any]) -> dict[str, Any]:
         **{
             name: result["settings"][name] for name in ("samples", "temperature", "seed", "backend")
         },
-        "data (prompts alike, other columns or rows)": result["data"]["fingerprint"],
+        "data (prompts alike, other columns or rows)": result["data"].get("fingerprint"),
         "max_completion_length": recipe.generation.max_completion_length,
         "rewards": [reward.model_dump(mode="json") for reward in recipe.rewards],
     }

@@ -115,7 +115,7 @@ def _example(recipe: Recipe) -> list[str]:
 def _list_settings(request: ExportRequest) -> list[tuple[str, Any]]:
     recipe, run = request.recipe, Run(request.run)
     generation, lora, start = recipe.generation, recipe.model.lora, recipe.model.adapter
-    warmup, versions = recipe.warmup, run.manifest.get("versions", {})
+    warmup, versions = recipe.warmup, run.manifest["versions"]
     source = "written answers"
     if warmup and warmup.best_of:
         source = f"the best of {warmup.best_of} completions of its own"

@@ -100,7 +100,7 @@ def make_request(
         raise UsageError(f"{trained} holds whole weights, no adapter. Fix: --format safetensors")
     if has_adapter:
         _check_unchanged(folder, recipe.model)
-    noted = str(folder.read_manifest().get("dtype") or recipe.model.dtype)
+    noted = folder.read_manifest().get("dtype") or recipe.model.dtype
     return ExportRequest(
         run=run.absolute(),
         recipe=recipe,

@@ -120,7 +120,7 @@ def list_changes(
     processes = run.read_plan().get("num_processes", plan.num_processes)
     if processes != plan.num_processes:
         changed.append(Difference("processes", processes, plan.num_processes))
-    before, now = run.read_manifest().get("code") or {}, hash_code(recipe)
+    before, now = run.read_manifest()["code"], hash_code(recipe)
     changed += [
         Difference(f"the code in {file}", before[file], now[file])
         for file in sorted(before.keys() & now.keys())

@@ -196,13 +196,13 @@ def _held_out_entries(run: RunReport) -> list[_Entry]:
         for sample in run.samples(when):
             new = _Entry(Group("held-out", run.step, sample["row"], sample["prompt"]))
             entry = entries.setdefault(sample["row"], new)
-            rewards, reasons = (
-                {name: [value] for name, value in sample.get(part, {}).items()}
-                for part in ("rewards", "reasons")
-            )
-            part = {"completions": [sample["text"]], "rewards": rewards, "reasons": reasons}
+            part: dict[str, Any] = {
+                name: {reward: [value] for reward, value in sample[name].items()}
+                for name in ("rewards", "reasons")
+            }
             part |= {name: [sample[name]] for name in ("tokens", "clipped")}
-            if sample.get("messages"):
+            part |= {"completions": [sample["text"]], "messages": [], "episodes": []}
+            if sample["messages"]:
                 part |= {"messages": [sample["messages"]], "episodes": [sample["episode"]]}
             entry.group.add(part)
             entry.stages.append("after" if when == "answers" else when)

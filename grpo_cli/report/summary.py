@@ -180,9 +180,7 @@ class RunReport(Run):
     @property
     def dropped(self) -> str:
         """How many rows were dropped, and why; empty if none was."""
-        data = self.manifest.get("data")
-        if not isinstance(data, dict):
-            return ""
+        data = self.manifest["data"]
         reasons = {
             "dropped_no_match": "in which a pattern of `dataset.columns` finds nothing",
             "dropped_too_long": "longer than `max_prompt_length`",
@@ -325,6 +323,8 @@ class RunReport(Run):
         runs = {}
         for tracker, known in read_trackers(self.folder, "runs").items():
             parts = ("folder", "entity", "project", "name", "id")
+            if known.get("folder"):
+                known = {**known, "folder": self.folder.path / known["folder"]}
             where = "/".join(str(known[part]) for part in parts if known.get(part))
             runs[tracker] = str(known.get("url") or where)
             if tracker == "wandb" and (self.folder.path / "wandb").is_dir():
@@ -448,17 +448,20 @@ def _list(folder: RunFolder) -> dict[str, Any]:
     try:
         if not folder.resolved.is_file():
             raise UsageError("it has no resolved.json")
-        status = run.status
+        return row | _read_row(run)
     except (UsageError, OSError) as error:
         return {**row, "started_at": folder.path.stat().st_mtime, "reason": str(error)}
+
+
+def _read_row(run: Run) -> dict[str, Any]:
+    status = run.status
     until = time.time() if run.life.state == "running" else status.updated_at
     measured = run.after or run.before
     # The first accuracy, else the total.
     names = (f"accuracy/{name}" for name in measured.get("accuracy", {}))
     metric = next(names, "reward" if measured else None)
-    reward = find_trend(*read_reward_ends(folder.metrics))
+    reward = find_trend(*read_reward_ends(run.folder.metrics))
     return {
-        **row,
         "state": run.life.state,
         "step": status.step,
         "total_steps": status.total_steps,
@@ -491,8 +494,8 @@ def _is_called(folder: RunFolder, pattern: str | None) -> bool:
 
 def _read_metric(measured: Mapping[str, Any], metric: str | None) -> float | None:
     kind, _, name = (metric or "").partition("/")
-    value = measured.get(kind, {}).get(name) if name else measured.get(kind)
-    return float(value) if isinstance(value, int | float) else None
+    value: float | None = measured.get(kind, {}).get(name) if name else measured.get(kind)
+    return value
 
 
 def _falling(value: float | None) -> tuple[bool, float]:

@@ -196,7 +196,7 @@ def list_facts(run: RunReport) -> list[tuple[str, str]]:
     if recipe.training.mode == "async":
         facts["training"] = "asynchronous (experimental)"
     facts["dropped"] = run.dropped
-    facts["device"] = str(run.manifest.get("accelerator", {}).get("device", ""))
+    facts["device"] = str(run.manifest["accelerator"].get("device", ""))
     facts["seed"] = str(recipe.seed)
     facts["started"] = time.strftime("%Y-%m-%d %H:%M", time.localtime(run.status.started_at))
     return [(name, value) for name, value in facts.items() if value]
@@ -237,20 +237,15 @@ def list_settings(run: RunReport) -> list[tuple[str, str, str]]:
 
 def list_overrides(manifest: Mapping[str, Any]) -> list[str]:
     """Return the `--set` texts of the command that started a run."""
-    command = _read_command(manifest)
+    command = manifest["argv"]
     pairs = [command[at + 1] for at, each in enumerate(command[:-1]) if each == "--set"]
     return pairs + [each.removeprefix("--set=") for each in command if each.startswith("--set=")]
 
 
-def _read_command(manifest: Mapping[str, Any]) -> list[str]:
-    command = manifest.get("argv")
-    return [str(each) for each in command] if isinstance(command, list) else []
-
-
 def plan_run_batch(run: RunReport) -> BatchPlan | None:
     """Return the batch arithmetic of the launch; None if the number of processes is not known."""
-    processes, data = run.plan.get("num_processes"), run.manifest.get("data", {})
-    if not isinstance(processes, int) or not run.recipe.is_sampled:
+    processes, data = run.plan.get("num_processes"), run.manifest["data"]
+    if processes is None or not run.recipe.is_sampled:
         return None
     rows = data.get("train_rows"), data.get("eval_rows")
     return plan_batch(batch_inputs(run.recipe, processes, *rows))
@@ -258,11 +253,13 @@ def plan_run_batch(run: RunReport) -> BatchPlan | None:
 
 def list_manifest(run: RunReport) -> list[tuple[str, str]]:
     """Return the manifest, line by line."""
-    manifest, command = run.manifest, _read_command(run.manifest)
+    manifest, command = run.manifest, run.manifest["argv"]
     facts = {key: each for key, each in manifest.items() if key not in {*_SECRET, "argv"}}
     facts |= {"attempts": run.folder.attempts, "resumed": run.folder.read_resumption() or None}
     rows = [("command", _show_command(*command))] if command else []
-    return rows + [(path, show(each)) for path, each in flatten(facts) if path and each is not None]
+    return rows + [
+        (path, show(each)) for path, each in flatten(facts) if path and each not in (None, {})
+    ]
 
 
 def _show_command(program: str, *arguments: str) -> str:

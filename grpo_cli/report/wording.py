@@ -3,7 +3,7 @@
 import json
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -129,12 +129,8 @@ def format_event(record: Mapping[str, Any], temperature: float | None = None) ->
         record: Of `metrics.jsonl`.
         temperature: That training and its evaluations sample at; None if it is unknown.
     """
-    words = _WORDS.get(str(record.get("event")))
-    try:
-        line = words({"sampled_at": temperature, **record}) if words else None
-    except (KeyError, TypeError, ValueError, AttributeError):
-        # A record of another version.
-        return None
+    words = _WORDS.get(record["event"])
+    line = words({"sampled_at": temperature, **record}) if words else None
     return None if line is None else clean_text(line)
 
 
@@ -142,10 +138,10 @@ def _say_measurement(record: Mapping[str, Any]) -> str:
     accuracy = record.get("accuracy", {})
     scored = [(f"{name} accuracy", value) for name, value in accuracy.items()]
     # If every score is 0 or 1, the mean says nothing more.
-    scored += [item for item in record["rewards"].items() if item not in accuracy.items()]
+    scored += [item for item in record.get("rewards", {}).items() if item not in accuracy.items()]
     scores = ", ".join(f"{name} {value:.3f}" for name, value in scored if value is not None)
     sampling = say_sampling(record.get("temperature"))
-    measured = [f"{record['prompts']} held-out prompts", *([sampling] if sampling else [])]
+    measured = [f"{record.get('prompts', 0)} held-out prompts", *([sampling] if sampling else [])]
     when = STAGES[record["when"]]
     if not scores and (length := record.get("completion_length")) is not None:
         scores = f"completions of {length:.1f} tokens"
@@ -217,10 +213,9 @@ class Turn(NamedTuple):
     """Whether the model wrote it; nothing else is learned from."""
 
 
-def list_turns(messages: Any) -> list[Turn]:
-    """Return the messages of an episode after its prompt, without damaged ones."""
-    known = messages if isinstance(messages, list) else []
-    return [_read_turn(message) for message in known if isinstance(message, Mapping)]
+def list_turns(messages: Iterable[Mapping[str, Any]]) -> list[Turn]:
+    """Return the messages of an episode after its prompt."""
+    return list(map(_read_turn, messages))
 
 
 def _read_turn(message: Mapping[str, Any]) -> Turn:
@@ -230,21 +225,15 @@ def _read_turn(message: Mapping[str, Any]) -> Turn:
     role, parts = str(message.get("role", "")), [message.get("content")]
     if role == "assistant":
         reasoning = message.get("reasoning_content") or message.get("thinking")
-        parts = [reasoning, *parts, *map(_say_call, _calls_of(message))]
+        parts = [reasoning, *parts, *map(_say_call, message.get("tool_calls") or ())]
     elif message.get("name"):
         role = f"{role} {message['name']}"
     texts = [show_content(each) for each in parts if each]
     return Turn(role, "\n".join(texts), message.get("role") == "assistant")
 
 
-def _calls_of(message: Mapping[str, Any]) -> Sequence[Any]:
-    calls = message.get("tool_calls")
-    return calls if isinstance(calls, list) else ()
-
-
-def _say_call(call: Any) -> str:
-    function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping):
+def _say_call(call: Mapping[str, Any]) -> str:
+    if not isinstance(function := call.get("function"), Mapping):
         return json.dumps(call, ensure_ascii=False)
     arguments = function.get("arguments", {})
     if not isinstance(arguments, str):
@@ -265,7 +254,7 @@ _ENDS = {
 
 def say_episode(record: Mapping[str, Any]) -> str:
     """Return how an episode went: why it ended, its turns, its calls and how many of these failed."""
-    calls = [call for call in record.get("calls") or () if isinstance(call, list) and len(call) > 1]
+    calls = record["calls"]
     failures = Counter(call[1] for call in calls if call[1])
     parts = [_ENDS.get(str(record.get("end")), str(record.get("end")))]
     parts.append(count_noun(record.get("turns", 0), "turn"))

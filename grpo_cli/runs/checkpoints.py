@@ -10,9 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from grpo_cli.errors import UsageError
-from grpo_cli.runs.files import parse_json, read_object, read_tensors_header, write_json
+from grpo_cli.runs.files import parse_json, read_file, read_tensors_header, write_json
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.metrics import DURING
+from grpo_cli.runs.records import TrainerState
 
 STAGING = ".saving"
 """Where a checkpoint is written before it gets its name."""
@@ -41,7 +42,8 @@ def whole_checkpoints(run: RunFolder) -> dict[int, Path]:
 def _is_whole(checkpoint: Path) -> bool:
     """Return whether no file was cut off, judged by both ends of each."""
     try:
-        parse_json((checkpoint / STATE).read_bytes())
+        if read_file(checkpoint / STATE, TrainerState) is None:
+            return False
         saved = [file for file in checkpoint.iterdir() if file.suffix in (".pt", ".pth")]
         # torch's files are zip archives, whose directory stands at the end.
         archives = all(zipfile.is_zipfile(file) for file in saved)
@@ -49,7 +51,7 @@ def _is_whole(checkpoint: Path) -> bool:
         return archives and all(
             read_tensors_header(each)[0] == each.stat().st_size for each in weights
         )
-    except (OSError, ValueError):
+    except (OSError, ValueError, UsageError):
         return False
 
 
@@ -131,7 +133,7 @@ def find_model(run: RunFolder, checkpoint: str | None) -> tuple[str, Path]:
 
 def find_best(run: RunFolder, known: Mapping[int, Path]) -> tuple[str, Path]:
     """Return the best of the complete checkpoints; raises `UsageError` if that is not known."""
-    state = read_object(known[max(known)] / STATE) if known else {}
+    state = read_file(known[max(known)] / STATE, TrainerState) if known else {}
     name = Path(str(state.get("best_model_checkpoint"))).name
     for path in known.values():
         if path.name == name:
@@ -194,7 +196,7 @@ def rewind(run: RunFolder, step: int) -> None:
 def restore(run: RunFolder) -> None:
     """Undo the `rewind` to a checkpoint with which the newest attempt began; its own logs stay."""
     undone = run.attempt(run.attempts - 1) / "undone"
-    kept = read_object(undone / _KEPT)
+    kept = read_file(undone / _KEPT, dict[str, int], missing={})
     (undone / _KEPT).unlink()
     for log in _logs(run):
         os.truncate(log, kept.get(str(log.relative_to(run.path)), 0))
@@ -240,10 +242,10 @@ def _is_after(line: bytes, step: int) -> bool:
     """
     try:
         record = parse_json(line)
-    except ValueError:
+        repeated = not step and record.get("event") == "eval"
+        return bool(repeated or (record.get("step") or 0) > step or record.get("when") == "after")
+    except (ValueError, AttributeError, TypeError):
         return True
-    repeated = not step and record.get("event") == "eval"
-    return bool(repeated or (record.get("step") or 0) > step or record.get("when") == "after")
 
 
 def _move(paths: Iterable[Path], root: Path, target: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.metrics import parse_records
+from grpo_cli.runs.records import read_group
 
 
 @dataclass
@@ -39,9 +40,9 @@ class Group:
         self.texts += part["completions"]
         self.tokens += part["tokens"]
         self.clipped += part["clipped"]
-        self.messages += part.get("messages", ())
-        self.episodes += part.get("episodes", ())
-        scores = (self.rewards, part["rewards"]), (self.reasons, part.get("reasons", {}))
+        self.messages += part["messages"]
+        self.episodes += part["episodes"]
+        scores = (self.rewards, part["rewards"]), (self.reasons, part["reasons"])
         for kept, new in scores:
             for name in {**kept, **new}:
                 values: list[Any] = kept.setdefault(name, [None] * before)
@@ -81,8 +82,8 @@ def find_groups(run: RunFolder) -> list[GroupPlace]:
         start = 0
         with path.open("rb") as lines:
             for line in lines:
-                for part in parse_records([line]):
-                    key = (part.get("split", "train"), part["step"], part["row"])
+                for part in parse_records([line], read_group):
+                    key = (part["split"], part["step"], part["row"])
                     place = places.setdefault(key, GroupPlace(part["step"]))
                     place.lines.append((path, start, len(line)))
                 start += len(line)
@@ -96,9 +97,8 @@ def load_groups(places: Iterable[GroupPlace]) -> Iterator[Group]:
         for path, start, length in place.lines:
             with path.open("rb") as file:
                 file.seek(start)
-                (part,) = parse_records([file.read(length)])
-            split = part.get("split", "train")
-            group = group or Group(split, part["step"], part["row"], part["prompt"])
+                (part,) = parse_records([file.read(length)], read_group)
+            group = group or Group(part["split"], part["step"], part["row"], part["prompt"])
             group.add(part)
         if group:
             yield group

@@ -1,16 +1,20 @@
-"""Atomic writes, tolerant reads, sizes, and the lock of a folder."""
+"""Atomic writes, checked reads, sizes, and the lock of a folder."""
 
 import fcntl
 import json
 import math
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from grpo_cli.errors import UsageError
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 SCHEMA_VERSION = 1
 """Version of a run folder's layout and of every record in it."""
@@ -37,6 +41,8 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n")
 
 
+_LONGEST_VALUE = 60
+"""Characters of a value in a message."""
 _DECODER = json.JSONDecoder(parse_constant=lambda _: None)
 
 
@@ -60,12 +66,81 @@ def finite(value: Any) -> Any:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Return a file's JSON object; empty if the file is missing or torn."""
+    """Return the JSON object in a file of another program; empty if it is missing or damaged."""
     try:
-        value: dict[str, Any] = parse_json(path.read_bytes())
+        value = parse_json(path.read_bytes())
     except (OSError, ValueError):
         return {}
-    return value
+    return value if isinstance(value, dict) else {}
+
+
+def read_file(
+    path: Path,
+    kind: Any,
+    missing: Any = None,
+    fix: str = "delete it, or the run with `grpo runs remove`",
+) -> Any:
+    """Return the JSON value in a file that grpo wrote.
+
+    Args:
+        path: The file.
+        kind: Its type, as one of `records.py`.
+        missing: Stands for the content if there is no such file; None is returned as it is.
+        fix: What to do if it is damaged.
+
+    Raises:
+        UsageError: It holds something else; the message says where, and what.
+    """
+    try:
+        value = parse_json(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        if missing is None:
+            return None
+        value = missing
+    except (OSError, ValueError) as error:
+        raise damaged(path, error, fix) from None
+    try:
+        return _adapter(kind).validate_python(value)
+    except ValueError as error:
+        raise damaged(path, error, fix) from None
+
+
+def record_reader(kind: Any) -> Callable[[Any], dict[str, Any] | None]:
+    """Return a function that checks a parsed line of a file of records; it returns None for what is damaged."""
+
+    def read(record: Any) -> dict[str, Any] | None:
+        try:
+            checked: dict[str, Any] = _adapter(kind).validate_python(record)
+        except ValueError:
+            return None
+        return checked
+
+    return read
+
+
+@cache
+def _adapter(kind: Any) -> "TypeAdapter[Any]":
+    # Files are written without it.
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)
+
+
+def damaged(path: Path, error: OSError | ValueError, fix: str) -> UsageError:
+    """Return the error of a file that is not what it should be: where, and what it holds there."""
+    seen = "it is cut off, or not JSON"
+    if isinstance(error, OSError):
+        seen = (error.strerror or str(error)).lower()
+    elif details := getattr(error, "errors", None):
+        first = details(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        value = json.dumps(first["input"], default=str, ensure_ascii=False)
+        value = value if len(value) <= _LONGEST_VALUE else f"{value[:_LONGEST_VALUE]}…"
+        should = first["msg"].removeprefix("Input ").removeprefix("Value error, ")
+        seen = f"{f'`{where}`' if where else 'it'} is {value}; it {should}"
+        if first["type"] == "missing":
+            seen = f"`{where}` is missing"
+    return UsageError(f"{path} is damaged: {seen}. Fix: {fix}")
 
 
 def read_tensors_header(path: Path) -> tuple[int, dict[str, tuple[int, ...]]]:

@@ -16,12 +16,13 @@ import yaml
 from grpo_cli.errors import UsageError
 from grpo_cli.runs.files import (
     SCHEMA_VERSION,
+    damaged,
     lock_folder,
-    parse_json,
-    read_object,
+    read_file,
     write_json,
     write_text,
 )
+from grpo_cli.runs.records import Manifest, Plan, Resolved, Resumption
 
 if TYPE_CHECKING:
     from grpo_cli.recipe.recipe import Recipe
@@ -155,20 +156,21 @@ class RunFolder:
 
     def read_plan(self) -> dict[str, Any]:
         """Return the launch plan; empty if it is missing."""
-        return read_object(self.plan)
+        return read_file(self.plan, Plan) or {}
 
     def read_manifest(self) -> dict[str, Any]:
-        """Return the provenance of the run; empty if it is missing."""
-        return read_object(self.manifest)
+        """Return the provenance of the run; what is missing is empty."""
+        manifest: dict[str, Any] = read_file(self.manifest, Manifest, missing={})
+        return manifest
 
     def asks_in_text(self) -> bool:
         """Return whether the prompts of the run were plain text, even if there is a chat template."""
-        data = self.read_manifest().get("data") or {}
+        data = self.read_manifest()["data"]
         return bool(data.get("plain_text", self.read_recipe().dataset.is_text))
 
     def read_resumption(self) -> dict[str, Any]:
         """Return what the newest attempt resumed from; empty if it started from the beginning."""
-        return read_object(self.resumption)
+        return read_file(self.resumption, Resumption) or {}
 
     def write_recipe(self, recipe: "Recipe") -> None:
         """Write the resolved recipe."""
@@ -184,27 +186,25 @@ class RunFolder:
         # Listing runs needs no recipe, and should not import the schema.
         from grpo_cli.recipe.recipe import Recipe
 
-        try:
-            resolved = parse_json(self.resolved.read_bytes())
-            version = resolved["schema_version"]
-            if version > SCHEMA_VERSION:
-                raise UsageError(
-                    f"{self.path} is of version {version}, and this grpo knows up to {SCHEMA_VERSION}. "
-                    "Fix: use the grpo that wrote it, or a newer one"
-                )
-            # Earlier versions chose the held-out rows by the recipe's seed.
-            resolved["recipe"]["dataset"].setdefault("eval_seed", resolved["recipe"]["seed"])
-            return Recipe.model_validate(resolved["recipe"])
-        except (FileNotFoundError, NotADirectoryError):
+        fix = "use the grpo that wrote it, or train anew with recipe.yaml"
+        resolved = read_file(self.resolved, Resolved, fix=fix)
+        if resolved is None:
             raise UsageError(
                 f"{self.path} is not a run folder: it has no resolved.json. "
                 "Fix: name a folder under runs/<name>/"
-            ) from None
-        except (ValueError, KeyError, TypeError):
+            )
+        version, recipe = resolved["schema_version"], resolved["recipe"]
+        if version > SCHEMA_VERSION:
             raise UsageError(
-                f"{self.resolved} is damaged, or another version's. "
-                "Fix: use the grpo that wrote it, or train anew with recipe.yaml"
-            ) from None
+                f"{self.path} is of version {version}, and this grpo knows up to {SCHEMA_VERSION}. "
+                "Fix: use the grpo that wrote it, or a newer one"
+            )
+        # Earlier versions chose the held-out rows by the recipe's seed.
+        recipe["dataset"].setdefault("eval_seed", recipe["seed"])
+        try:
+            return Recipe.model_validate(recipe)
+        except ValueError as error:
+            raise damaged(self.resolved, error, fix) from None
 
 
 def _by_number(paths: Iterable[Path]) -> dict[int, Path]:

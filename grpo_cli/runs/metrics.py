@@ -5,7 +5,7 @@ import os
 import time
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import nan
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal, overload
 
 from grpo_cli.runs.files import SCHEMA_VERSION, finite, parse_json
+from grpo_cli.runs.records import read_metrics
 
 STEP = "step"
 """The name under which an episode's record counts an answer to a text environment, which is no call of a tool."""
@@ -56,21 +57,29 @@ def append_record(path: Path, record: Mapping[str, Any]) -> None:
         file.write(f"{line}\n")
 
 
-def parse_records(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
-    """Yield the records of some lines; passes over what is none, such as lines that a killed process left torn."""
+Reader = Callable[[Any], dict[str, Any] | None]
+"""Checks a parsed line; returns None if it is damaged."""
+
+
+def _as_object(value: Any) -> dict[str, Any] | None:
+    return value if isinstance(value, dict) else None
+
+
+def parse_records(lines: Iterable[bytes], reader: Reader) -> Iterator[dict[str, Any]]:
+    """Yield the records of some lines; passes over damaged ones, such as those that a killed process left torn."""
     for line in lines:
         with suppress(ValueError):
-            if isinstance(record := parse_json(line), dict):
+            if (record := reader(parse_json(line))) is not None:
                 yield record
 
 
-def read_records(path: Path) -> list[dict[str, Any]]:
+def read_records(path: Path, reader: Reader) -> list[dict[str, Any]]:
     """Return the records of a file; none if it is not there."""
     if not path.is_file():
         return []
     # A file's lines end at line ends alone; `splitlines` also breaks at U+2028 and its kin inside a text.
     with path.open("rb") as lines:
-        return list(parse_records(lines))
+        return list(parse_records(lines, reader))
 
 
 class RecordTail:
@@ -80,14 +89,23 @@ class RecordTail:
     again; `rewinds` counts that.
     """
 
-    def __init__(self, path: Path, *, last_bytes: int | None = None, skims: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        reader: Reader = _as_object,
+        *,
+        last_bytes: int | None = None,
+        skims: bool = False,
+    ) -> None:
         """Begin at the start of the file.
 
         Args:
             path: The file.
+            reader: Checks each record; of `records.py`.
             last_bytes: Begin so many bytes before the end instead, if the file is too large to read whole.
             skims: Whether of a large file only the beginning, the end, and lines spread between them are read.
         """
+        self._reader = reader
         self._skims = skims
         self.path = path
         self.rewinds = 0
@@ -103,7 +121,7 @@ class RecordTail:
         try:
             with self.path.open("rb") as file:
                 self._seek(file)
-                yield from parse_records(self._read_lines(file))
+                yield from parse_records(self._read_lines(file), self._reader)
         except (FileNotFoundError, NotADirectoryError):
             return
 
@@ -212,17 +230,17 @@ class Metrics:
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Add one record; those that are no training, evaluation, warm-up or measurement are passed over."""
-        event, step = record.get("event"), record.get("step")
+        event = record["event"]
         if event == "measure":
-            self.measured[str(record.get("when"))] = record
+            self.measured[record["when"]] = record
         elif event == "resume":
             self.attempt = len(self.steps)
         elif event == "warmup":
             self._add_warmup(record)
-        if event not in ("train", "eval") or not isinstance(step, int):
+        if event not in ("train", "eval"):
             return
         numbers = read_numbers(record)
-        self.step = step
+        self.step = step = record["step"]
         self.total_steps = numbers.get("total_steps") or self.total_steps
         for name, value in numbers.items():
             if name in _NOT_METRICS:
@@ -280,8 +298,10 @@ def read_reward_ends(path: Path) -> tuple[list[float], list[float]]:
     lines = [line for line in data[: data.rfind(b"\n") + 1].splitlines() if _has_reward(line)]
     width = count_averaged(len(lines))
     first, last = (
-        [record["reward"] for record in parse_records(part)]
-        for part in (lines[:width], lines[-width:])
+        [value for record in records if (value := read_numbers(record).get("reward")) is not None]
+        for records in (
+            parse_records(part, read_metrics) for part in (lines[:width], lines[-width:])
+        )
     )
     return first, last
 
@@ -289,11 +309,6 @@ def read_reward_ends(path: Path) -> tuple[list[float], list[float]]:
 def _has_reward(line: bytes) -> bool:
     """Whether a line is a training record with a reward, as `append_record` writes it."""
     return b'"event": "train"' in line and b'"reward": ' in line and b'"reward": null' not in line
-
-
-def is_step(record: Mapping[str, Any]) -> bool:
-    """Return whether a record is that of a training step."""
-    return record.get("event") == "train" and isinstance(record.get("step"), int)
 
 
 def read_numbers(record: Mapping[str, Any]) -> Step:

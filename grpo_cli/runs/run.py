@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from grpo_cli.errors import UsageError
 from grpo_cli.runs.checkpoints import find_best, whole_checkpoints
 from grpo_cli.runs.completions import Group, find_groups, load_groups
-from grpo_cli.runs.files import read_object
+from grpo_cli.runs.files import read_file
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.metrics import (
     DURING,
@@ -19,10 +19,10 @@ from grpo_cli.runs.metrics import (
     Series,
     Step,
     When,
-    is_step,
     read_numbers,
     read_records,
 )
+from grpo_cli.runs.records import Measurement, read_group, read_metrics, read_sample
 from grpo_cli.runs.status import Life, Status, StatusFile, look_at_life
 from grpo_cli.runs.thumbnails import read_thumbnails
 
@@ -38,8 +38,8 @@ _NEWEST_RECORDS = 10_000
 class Run:
     """A run, read from its folder: each file when it is first asked for, and then kept.
 
-    What a killed process left torn is passed over. Metrics, measurements and completions that are not there are
-    empty. Asking for a recipe or status that cannot be read raises `UsageError`.
+    Records that a killed process left torn are passed over, and what is not there is empty. Asking for a file that
+    is damaged raises `UsageError`.
 
     Args:
         name: What to call it; `<name>/<timestamp>` by default.
@@ -50,7 +50,7 @@ class Run:
             folder if isinstance(folder, RunFolder) else RunFolder(Path(folder).absolute())
         )
         self.name = name or "/".join(self.folder.path.absolute().parts[-2:])
-        self._tail = RecordTail(self.folder.metrics)
+        self._tail = RecordTail(self.folder.metrics, read_metrics)
         self._most_records: int | None = None
         self._samples: dict[str, list[dict[str, Any]]] = {}
         self._groups: dict[Path, RecordTail] = {}
@@ -61,7 +61,7 @@ class Run:
 
         That is enough for a view of a run in progress, and takes no time. Call it before anything is read.
         """
-        self._tail = RecordTail(self.folder.metrics, skims=True)
+        self._tail = RecordTail(self.folder.metrics, read_metrics, skims=True)
         self._most_records = _NEWEST_RECORDS
         return self
 
@@ -73,8 +73,7 @@ class Run:
     @cached_property
     def manifest(self) -> dict[str, Any]:
         """What the run was made of: versions, git, hardware, data, seed."""
-        manifest = self.folder.read_manifest()
-        return manifest if isinstance(manifest, dict) else {}
+        return self.folder.read_manifest()
 
     @cached_property
     def plan(self) -> dict[str, Any]:
@@ -114,8 +113,8 @@ class Run:
     @property
     def steps(self) -> list[Step]:
         """Each logged training step, by TRL's names of the metrics; read anew each time."""
-        records = RecordTail(self.folder.metrics).read_new()
-        return [read_numbers(each) for each in records if is_step(each)]
+        records = RecordTail(self.folder.metrics, read_metrics).read_new()
+        return [read_numbers(each) for each in records if each["event"] == "train"]
 
     @property
     def series(self) -> dict[str, Series]:
@@ -138,7 +137,7 @@ class Run:
 
     def measured(self, when: When) -> dict[str, Any]:
         """Return the held-out measurement before or after training, as in `eval/`; empty if there is none."""
-        return read_object(self.folder.evaluations / f"{when}.json")
+        return read_file(self.folder.evaluations / f"{when}.json", Measurement) or {}
 
     @cached_property
     def before(self) -> dict[str, Any]:
@@ -156,7 +155,7 @@ class Run:
         measured: dict[str, dict[int, dict[str, Any]]] = {}
         files = (self.folder.evaluations / DURING).glob("*/*.json")
         for path in sorted(files, key=lambda path: (path.parent.name, len(path.stem), path.stem)):
-            if path.stem.isdecimal() and (read := read_object(path)):
+            if path.stem.isdecimal() and (read := read_file(path, Measurement)):
                 measured.setdefault(path.parent.name, {})[int(path.stem)] = read
         return measured
 
@@ -167,7 +166,8 @@ class Run:
             when: `before` or `after` training; `answers` are those of a model trained on scored data.
         """
         if when not in self._samples:
-            self._samples[when] = read_records(self.folder.evaluations / f"{when}.jsonl")
+            path = self.folder.evaluations / f"{when}.jsonl"
+            self._samples[when] = read_records(path, read_sample)
         return self._samples[when]
 
     def completions(self) -> Iterator[Group]:
@@ -182,7 +182,8 @@ class Run:
     def newest_group(self) -> dict[str, Any] | None:
         """Return the group that was sampled last, as recorded by its process; None before the first."""
         for path in sorted(self.folder.completions.glob("rank_*.jsonl")):
-            tail = self._groups.setdefault(path, RecordTail(path, last_bytes=_NEWEST_BYTES))
+            new = RecordTail(path, read_group, last_bytes=_NEWEST_BYTES)
+            tail = self._groups.setdefault(path, new)
             for group in tail.read_new():
                 if self._newest_group is None or group["time"] >= self._newest_group["time"]:
                     self._newest_group = group
@@ -221,6 +222,6 @@ class Run:
             self.metrics, self._newest_group = Metrics(), None
         listed = list(records)
         if self._tail.rewinds > rewinds:
-            resumed = [at for at, each in enumerate(listed) if each.get("event") == "resume"]
+            resumed = [at for at, each in enumerate(listed) if each["event"] == "resume"]
             return listed[resumed[-1] :] if resumed else listed
         return listed

@@ -3,13 +3,16 @@
 import platform
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import BaseModel, ConfigDict, Field
+
 from grpo_cli.errors import UsageError
-from grpo_cli.runs.files import SCHEMA_VERSION, parse_json, read_object, write_json
+from grpo_cli.runs.files import SCHEMA_VERSION, read_file, write_json
 from grpo_cli.runs.folder import RunFolder
+from grpo_cli.runs.records import Manifest
 
 State = Literal["pending", "running", "completed", "stopped", "failed"]
 ShownState = State | Literal["interrupted", "damaged"]
@@ -22,9 +25,10 @@ _STALL_S = 3600.0
 """Silence after which a run on another machine counts as ended, if its plan has no `stall_timeout_s`."""
 
 
-@dataclass(frozen=True)
-class Status:
+class Status(BaseModel):
     """Where a run stands."""
+
+    model_config = ConfigDict(strict=True, frozen=True)
 
     state: State = "pending"
     phase: str = "starting"
@@ -41,9 +45,9 @@ class Status:
     """The rule of `training.stop_when` that stopped it, if one did."""
     traceback: str | None = None
     """Of a failure."""
-    started_at: float = field(default_factory=time.time)
+    started_at: float = Field(default_factory=time.time)
     """Seconds since the epoch."""
-    updated_at: float = field(default_factory=time.time)
+    updated_at: float = Field(default_factory=time.time)
     """Seconds since the epoch."""
     schema_version: int = SCHEMA_VERSION
 
@@ -66,24 +70,16 @@ class StatusFile:
 
     def read(self) -> Status:
         """Return the status, a fresh one if there is no file yet; raises `UsageError` if it is damaged."""
-        try:
-            values = parse_json(self.path.read_bytes())
-            known = {each.name for each in fields(Status)}
-            return Status(**{name: value for name, value in values.items() if name in known})
-        except FileNotFoundError:
-            return Status()
-        except ValueError:
-            raise UsageError(
-                f"{self.path} is damaged. Fix: delete it; the run's steps are in metrics.jsonl"
-            ) from None
+        status: Status = read_file(self.path, Status, missing={})
+        return status
 
     def update(self, **changes: Any) -> Status:
         """Change some fields and write the file; a new phase starts without a detail."""
         status = self.read()
         if "phase" in changes:
             changes.setdefault("detail", "")
-        status = replace(status, **changes, updated_at=time.time())
-        write_json(self.path, asdict(status))
+        status = status.model_copy(update={**changes, "updated_at": time.time()})
+        write_json(self.path, status.model_dump())
         return status
 
 
@@ -192,6 +188,8 @@ def _is_of_this_machine(run: RunFolder) -> bool | None:
     if not Path("/proc/self/cmdline").exists():
         return None
     for manifest in (run.attempt(run.attempts) / run.manifest.name, run.manifest):
-        with suppress(KeyError, TypeError):
-            return bool(read_object(manifest)["hardware"]["host"] == platform.node())
+        with suppress(KeyError, UsageError):
+            return bool(
+                read_file(manifest, Manifest, missing={})["hardware"]["host"] == platform.node()
+            )
     return None

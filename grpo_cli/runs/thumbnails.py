@@ -10,6 +10,7 @@ from typing import Any
 
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.metrics import append_record, read_records
+from grpo_cli.runs.records import read_thumbnail
 
 LONGEST_SIDE = 128
 """Of a copy, in pixels."""
@@ -85,5 +86,4 @@ def read_thumbnails(run: RunFolder) -> dict[str, str]:
 
 
 def _read_file(path: Path) -> dict[str, str]:
-    records = [each for each in read_records(path) if {"thumbnail", "jpeg"} <= each.keys()]
-    return {each["thumbnail"]: each["jpeg"] for each in records}
+    return {each["thumbnail"]: each["jpeg"] for each in read_records(path, read_thumbnail)}

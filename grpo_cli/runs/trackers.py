@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from grpo_cli.errors import install_extra, pip
-from grpo_cli.runs.files import SCHEMA_VERSION, read_object, write_json
+from grpo_cli.runs.files import SCHEMA_VERSION, read_file, write_json
 from grpo_cli.runs.folder import RunFolder
+from grpo_cli.runs.records import Trackers
 
 MODULES = {
     "tensorboard": "tensorboard",
@@ -128,7 +129,7 @@ def run_name(folder: RunFolder) -> str:
 
 def read_trackers(folder: RunFolder, part: Literal["runs", "failures"]) -> dict[str, Any]:
     """Return a part of `trackers.json` by tracker: what identifies its run, or why it failed."""
-    entries: dict[str, Any] = read_object(folder.trackers).get(part, {})
+    entries: dict[str, Any] = read_file(folder.trackers, Trackers, missing={})[part]
     return entries
 
 

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -338,7 +339,10 @@ class TrackerRuns(TrainerCallback):
         folder, recipe = self._session.folder, self._session.recipe.model_dump(mode="json")
         runs = read_trackers(folder, "runs") if folder.read_resumption() else {}
         if "tensorboard" in self._trackers:
-            runs["tensorboard"] = {"folder": os.environ["TENSORBOARD_LOGGING_DIR"]}
+            written = Path(os.environ["TENSORBOARD_LOGGING_DIR"])
+            is_inside = written.is_relative_to(folder.path)
+            written = written.relative_to(folder.path) if is_inside else written
+            runs["tensorboard"] = {"folder": str(written)}
         if "wandb" in self._trackers:
             import wandb
 

@@ -185,7 +185,7 @@ def _build_data(session: Session, processing_class: Any) -> BuiltData:
         data = replace(data, stream=stream_rows(session.recipe, data, **options))
     report, adapter = data.report.as_json(), fingerprint_adapter(session.recipe.model)
     before = session.folder.read_manifest()
-    known = (before.get("data") or {}).get("fingerprint")
+    known = before["data"].get("fingerprint")
     _refuse_change(session, "the data", known, str(report["fingerprint"]))
     _refuse_change(session, "`model.adapter`", before.get("adapter"), adapter)
     session.annotate_manifest(data=report, accelerator=session.describe_device())

@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import NotRequired
+
+from typing_extensions import TypedDict
 
 from grpo_cli.checks.recipe_checks import CheckedRecipe
 from grpo_cli.data.sources import has_eval
@@ -17,7 +19,7 @@ from grpo_cli.issues import Issue, Location
 from grpo_cli.machine import Hardware, is_on_cpu
 from grpo_cli.recipe.loading import load_tree
 from grpo_cli.recipe.recipe import Recipe
-from grpo_cli.runs.files import SCHEMA_VERSION, read_object, write_json
+from grpo_cli.runs.files import SCHEMA_VERSION, read_file, write_json
 from grpo_cli.runs.folder import RunFolder, claim_folder
 
 SWEEPS = "sweeps"
@@ -96,7 +98,7 @@ class Sweep:
 
     folder: Path
     request: SweepRequest
-    resolved: dict[str, Any]
+    resolved: Recipe
     """The first cell as it was checked, by which a changed recipe is known."""
     cells: list[Cell] = field(default_factory=list)
     job: str | None = None
@@ -123,7 +125,7 @@ class Sweep:
     def in_order(self) -> list[tuple[Cell, CellRun]]:
         """Return all runs as they are started: all cells with one seed, then with the next."""
         pairs = [(cell, run) for cell in self.cells for run in cell.runs]
-        return sorted(pairs, key=lambda pair: self.request.seeds.index(pair[1].seed))
+        return sorted(pairs, key=lambda pair: pair[0].runs.index(pair[1]))
 
     def save(self) -> None:
         """Write `sweep.json`, whole or not at all."""
@@ -135,9 +137,16 @@ class Sweep:
                 "request": asdict(self.request),
                 "job": self.job,
                 "cells": [asdict(each) for each in self.cells],
-                "resolved": self.resolved,
+                "resolved": self.resolved.model_dump(mode="json"),
             },
         )
+
+
+class _Written(TypedDict):
+    request: SweepRequest
+    cells: list[Cell]
+    resolved: Recipe
+    job: NotRequired[str | None]
 
 
 def split_values(text: str) -> list[str]:
@@ -298,7 +307,7 @@ def check_unchanged(sweep: Sweep, recipe: Recipe) -> None:
     """
     from grpo_cli.recipe.comparison import list_training_differences
 
-    if changed := list_training_differences(Recipe.model_validate(sweep.resolved), recipe):
+    if changed := list_training_differences(sweep.resolved, recipe):
         changes = "\n".join(f"  {each}" for each in changed)
         raise UsageError(
             f"{sweep.request.recipe} has changed since this sweep began:\n{changes}\n"
@@ -321,7 +330,7 @@ def create_sweep(root: Path, request: SweepRequest, recipe: Recipe) -> Sweep:
 
 def plan_sweep(folder: Path, request: SweepRequest, recipe: Recipe) -> Sweep:
     """Return a sweep with all cells of a grid; nothing is written."""
-    sweep = Sweep(folder, request, recipe.model_dump(mode="json"))
+    sweep = Sweep(folder, request, recipe)
     for settings in request.points():
         sweep.add_cell(settings)
     return sweep
@@ -333,24 +342,11 @@ def read_sweep(path: Path) -> Sweep:
     Raises:
         UsageError: It is none, or its `sweep.json` is damaged.
     """
-    written = read_object(path / "sweep.json")
-    try:
-        texts = ("overrides", "grid", "seeds")
-        request: dict[str, Any] = {
-            name: tuple(value) if name in texts else value
-            for name, value in written["request"].items()
-        }
-        cells = [
-            Cell(**{**cell, "runs": [CellRun(**run) for run in cell["runs"]]})
-            for cell in written["cells"]
-        ]
-        resolved, job = written["resolved"], written.get("job")
-        return Sweep(Path(os.path.abspath(path)), SweepRequest(**request), resolved, cells, job)
-    except (KeyError, TypeError, AttributeError):
-        raise UsageError(
-            f"{path} is not a sweep: it has no sweep.json that can be read. "
-            f"Fix: name a folder of runs/NAME/{SWEEPS}/, or latest"
-        ) from None
+    fix = f"name a folder of runs/NAME/{SWEEPS}/, or latest"
+    if (written := read_file(path / "sweep.json", _Written, fix=fix)) is None:
+        raise UsageError(f"{path} is not a sweep: it has no sweep.json. Fix: {fix}")
+    folder, job = Path(os.path.abspath(path)), written.get("job")
+    return Sweep(folder, written["request"], written["resolved"], written["cells"], job)
 
 
 def find_sweep(root: Path, name: str, recipe: str = "*") -> Sweep:

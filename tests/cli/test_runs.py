@@ -181,7 +181,7 @@ def test_a_damaged_status_is_told(folder):
     for command in (["watch", "sums/seed-3"], ["runs", "show", "sums/seed-3"]):
         done = grpo(*command, cwd=folder)
         assert done.returncode == 2
-        assert "is damaged. Fix: delete it" in done.stderr
+        assert "status.json is damaged: it is cut off, or not JSON. Fix: delete it" in done.stderr
     listed = grpo("runs", "list", cwd=folder)
     assert "damaged" in listed.stdout
     assert "is damaged" in listed.stderr

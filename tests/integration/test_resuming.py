@@ -353,10 +353,14 @@ def test_a_checkpoint_that_was_cut_off_is_passed_over(copied, name):
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("status.json", '{"state": ', "status.json is damaged. Fix: delete it"),
+        (
+            "status.json",
+            '{"state": ',
+            "status.json is damaged: it is cut off, or not JSON. Fix: delete it",
+        ),
         ("launch/rank_0.pid", "garbage", None),
         ("logs/attempt_x/worker.log", "", None),
-        ("manifest.json", "[]", None),
+        ("manifest.json", "[]", "manifest.json is damaged: it is []"),
     ],
 )
 def test_a_damaged_folder_goes_on_or_says_what_is_damaged(copied, name, text, said):

@@ -102,14 +102,11 @@ class Answers:
 
 
 def read_answers(run: Run, when: When) -> Answers | None:
-    """Return the answers of a measurement; None if there are none, or of an earlier version."""
+    """Return the answers of a measurement; None if there are none."""
     # It imports what scores completions.
     from grpo_cli.analysis.samples import as_scored, group_by_row
 
-    try:
-        groups = group_by_row([as_scored(each) for each in run.samples(when)])
-    except TypeError:
-        return None
+    groups = group_by_row(map(as_scored, run.samples(when)))
     return find_answers(groups, run.recipe) if groups else None
 
 

@@ -150,7 +150,8 @@ def test_a_run_shows_its_newest_finished_evaluation(tmp_path, capsys):
     run = make_finished_run(tmp_path)
     with pytest.raises(UsageError, match=f"Fix: grpo eval {run.path}.*grpo runs compare"):
         read_result(run.path)
-    about = {"baseline": None, "data": {}, "recipe": {}, "primary": "reward", "verdicts": {}}
+    recipe = run.read_recipe().model_dump(mode="json")
+    about = {"baseline": None, "data": {}, "recipe": recipe, "primary": "reward", "verdicts": {}}
     for time, speed in (("1", 1.0), ("2", 234.0), ("3", None)):
         folder = EvalFolder(run.evaluations / time)
         folder.path.mkdir()

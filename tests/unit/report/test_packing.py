@@ -86,7 +86,7 @@ def test_images_are_packed_once_where_their_copies_are_known(run):
 def test_episodes_are_packed_turn_by_turn(run):
     write_episodes(run, [play(2), play(1, end="turns")])
     write_episodes(
-        run, [([7, {"tool_calls": [3]}, {"content": [1]}, *play(1)[0]], {"tokens": 1})], 2
+        run, [([{"tool_calls": [{"x": 3}]}, {"content": [1]}, *play(1)[0]], {"tokens": 1})], 2
     )
     pack = pack_training(RunReport(run, "a"))
     first, damaged = read(pack.blocks[0])

@@ -157,22 +157,23 @@ def test_a_run_in_progress_says_so_and_one_without_anything_has_a_page_too(tmp_p
     assert "Nothing was logged yet." in text
 
 
-def test_damaged_files_cost_their_part_of_the_page_alone(tmp_path):
+def test_torn_records_are_left_out_of_the_page_and_a_damaged_file_is_named(tmp_path):
     run = make_long_run(tmp_path, steps=30, completions=80, words=5)
     lines = (run.completions / "rank_0.jsonl").read_text().splitlines()
     torn = [lines[0], lines[1][:40], *lines[2:]]
     (run.completions / "rank_0.jsonl").write_text("\n".join(torn))
-    for name in ("before.json", "after.jsonl"):
-        (run.evaluations / name).write_text("{")
-    run.manifest.write_text("[1")
+    (run.evaluations / "after.jsonl").write_text("{")
     with run.metrics.open("a") as file:
         file.write('{"event": "train", "st')
     text = visible(write_page(run))
     assert "72 completions in 9 groups" in text
     assert "Completed 30 of 30 steps" in text
-    run.resolved.write_text("{")
-    with pytest.raises(UsageError, match="is damaged"):
-        write_page(run)
+    for file in (run.evaluations / "before.json", run.manifest, run.resolved):
+        whole = file.read_text() if file.is_file() else "{}"
+        file.write_text("[1")
+        with pytest.raises(UsageError, match=f"{file.name} is damaged"):
+            write_page(run)
+        file.write_text(whole)
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path):

@@ -52,7 +52,7 @@ def test_a_run_whose_processes_are_gone_is_interrupted(tmp_path):
 
 
 def test_metrics_are_numbers_of_training_and_evaluation(tmp_path):
-    metrics = Metrics()
+    folder = make_run(tmp_path, rewards=())
     for record in (
         {"event": "measure", "when": "before", "rewards": {"math": 0.1}},
         {"event": "train", "step": 1, "total_steps": 9, "reward": 1, "kl": None, "text": "x"},
@@ -60,7 +60,10 @@ def test_metrics_are_numbers_of_training_and_evaluation(tmp_path):
         {"event": "train", "step": None, "reward": 5.0},
         {"event": "train", "step": 2, "reward": float("nan")},
     ):
-        metrics.add(record)
+        append_record(folder.metrics, record)
+    metrics = Run(folder).metrics
+    for step in metrics.steps:
+        del step["time"]
     assert metrics.steps == [
         {"step": 1, "total_steps": 9, "reward": 1, "kl": None},
         {"step": 2, "reward": None},
@@ -100,7 +103,9 @@ def write_long(path, steps):
     """Records of a run that was resumed after two thirds; values differ at each step."""
     with path.open("w") as file:
         for step in range(1, steps + 1):
-            event = {"event": "resume", "step": step} if step == steps * 2 // 3 else {}
+            event = (
+                {"event": "resume", "step": step, "attempt": 2} if step == steps * 2 // 3 else {}
+            )
             record = {"event": "train", "step": step, "reward": step % 997 / 7, "loss": None}
             file.write("".join(json.dumps(each) + "\n" for each in (event, record) if each))
 

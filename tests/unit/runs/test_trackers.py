@@ -2,6 +2,7 @@
 
 import pytest
 
+from grpo_cli.errors import UsageError
 from grpo_cli.runs.files import write_json
 from grpo_cli.runs.trackers import (
     lacks_wandb_login,
@@ -61,10 +62,12 @@ def test_a_resumed_run_keeps_its_runs(tmp_path):
     assert environment["MLFLOW_RUN_ID"] == "m1"
 
 
-def test_a_damaged_file_names_no_runs(tmp_path):
+def test_without_trackers_there_are_no_runs_in_them(tmp_path):
     folder = make_finished_run(tmp_path, 1)
-    folder.trackers.write_text("")
     assert read_trackers(folder, "runs") == read_trackers(folder, "failures") == {}
+    folder.trackers.write_text('{"runs": {"wandb": null}}')
+    with pytest.raises(UsageError, match=r"trackers.json is damaged: `runs.wandb` is null"):
+        read_trackers(folder, "runs")
 
 
 def test_without_a_key_there_is_no_login(tmp_path):
