@@ -323,9 +323,8 @@ class RunReport(Run):
         runs = {}
         for tracker, known in read_trackers(self.folder, "runs").items():
             parts = ("folder", "entity", "project", "name", "id")
-            if known.get("folder"):
-                known = {**known, "folder": self.folder.path / known["folder"]}
             where = "/".join(str(known[part]) for part in parts if known.get(part))
+            where = str(self.folder.path / where) if known.get("folder") else where
             runs[tracker] = str(known.get("url") or where)
             if tracker == "wandb" and (self.folder.path / "wandb").is_dir():
                 runs[tracker] += f", files in {self.folder.path / 'wandb'}"
@@ -494,8 +493,7 @@ def _is_called(folder: RunFolder, pattern: str | None) -> bool:
 
 def _read_metric(measured: Mapping[str, Any], metric: str | None) -> float | None:
     kind, _, name = (metric or "").partition("/")
-    value: float | None = measured.get(kind, {}).get(name) if name else measured.get(kind)
-    return value
+    return measured.get(kind, {}).get(name) if name else measured.get(kind)
 
 
 def _falling(value: float | None) -> tuple[bool, float]:

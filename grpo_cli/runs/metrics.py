@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal, overload
 
 from grpo_cli.runs.files import SCHEMA_VERSION, finite, parse_json
-from grpo_cli.runs.records import read_metrics
 
 STEP = "step"
 """The name under which an episode's record counts an answer to a text environment, which is no call of a tool."""
@@ -292,6 +291,9 @@ def read_reward_ends(path: Path) -> tuple[list[float], list[float]]:
 
     Only the records that are averaged are parsed, so that a thousand runs are listed in about a second.
     """
+    # `grpo --help` needs no pydantic.
+    from grpo_cli.runs.records import read_metrics
+
     if not path.is_file():
         return [], []
     data = path.read_bytes()

@@ -364,10 +364,8 @@ class _LoadingEnds(TrainerCallback):
     def __init__(self, loading: ExitStack) -> None:
         self._loading = loading
 
-    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
-        """Leave what rewards load from now on to them; look for the best checkpoint where the run is now."""
-        if best := state.best_model_checkpoint:
-            state.best_model_checkpoint = str(Path(args.output_dir) / Path(best).name)
+    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+        """Leave what rewards load from now on to them."""
         self._loading.close()
 
 

@@ -8,7 +8,7 @@ import torch
 from tests.integration.conftest import RECIPE, Workshop, with_held_out_rows
 from tests.integration.test_resuming import sets, steps_of, weights_of, workshop_of
 
-# One checkpoint, the best, of step 4: after the resume nothing is saved, and only its path leads to it.
+# The best checkpoint is that of step 4, whose state names the old folder.
 BEST = sets(
     eval_strategy="steps",
     eval_steps=4,
