@@ -41,7 +41,7 @@ def list_(
     `interrupted`: marked as running, but no process exists.
     """
     from grpo_cli.cli import runs_view
-    from grpo_cli.report.summary import list_runs
+    from grpo_cli.report.run_list import list_runs
 
     listed = list_runs(runs, name=name, states=state or (), sort=sort, limit=limit)
     if json:

@@ -1,31 +1,25 @@
-"""The numbers that are reported of a run, and many runs in a line each."""
+"""The numbers that are reported of a run."""
 
 import re
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from fnmatch import fnmatchcase
 from functools import cached_property
-from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 from grpo_cli.analysis.diagnosis.diagnosis import RULES, Diagnosis, examine
 from grpo_cli.analysis.diagnosis.history import LIKELY, change_between, read_history
 from grpo_cli.analysis.diagnosis.rule import Symptom
 from grpo_cli.analysis.expectations import Comparison, compare_with_own
 from grpo_cli.analysis.metrics import Metric, say_failures
-from grpo_cli.errors import GrpoError, UsageError, nearest
+from grpo_cli.errors import GrpoError
 from grpo_cli.recipe.evaluation import EvaluationConfig
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.report.wording import say_sampling
 from grpo_cli.runs.completions import show_content
 from grpo_cli.runs.files import measure_bytes
-from grpo_cli.runs.folder import RunFolder
-from grpo_cli.runs.metrics import LOWER, STAGES, count_averaged, read_reward_ends
+from grpo_cli.runs.metrics import LOWER, STAGES, count_averaged
 from grpo_cli.runs.run import Run
-from grpo_cli.runs.selection import list_folders
-from grpo_cli.runs.status import State
 from grpo_cli.runs.trackers import read_trackers
 from grpo_cli.units import format_duration
 
@@ -35,11 +29,6 @@ if TYPE_CHECKING:
 _PARTS = ("checkpoints", "warmup", "model", "completions", "eval", "logs", "tensorboard")
 """Folders whose sizes are listed one by one."""
 REST = "the rest"
-_UNKNOWN = dict.fromkeys(
-    """step total_steps reward_first reward_last reward_within_noise held_out held_out_prompts before after
-    seconds started_at reason""".split()
-)
-"""Of a run in a list whose files cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -393,108 +382,3 @@ def last_turn(prompt: Any) -> str:
 
 def _on_one_line(text: str) -> str:
     return " ".join(text.split())
-
-
-STATES: tuple[str, ...] = (*get_args(State), "interrupted", "damaged")
-SORTS: dict[str, Callable[[Mapping[str, Any]], Any]] = {
-    "started": lambda run: -(run["started_at"] or 0),
-    "name": lambda run: (run["name"], run["id"]),
-    "state": lambda run: STATES.index(run["state"]),
-    "steps": lambda run: -(run["step"] or 0),
-    "reward": lambda run: _falling(run["reward_last"]),
-    "accuracy": lambda run: _falling(run["after"]),
-    "duration": lambda run: _falling(run["seconds"]),
-}
-"""Orders of a list: the newest, best or longest comes first, and unknown values last."""
-
-
-def list_runs(
-    root: Path,
-    *,
-    name: str | None = None,
-    states: Iterable[str] = (),
-    sort: str = "started",
-    limit: int | None = None,
-) -> list[dict[str, Any]]:
-    """List the runs under a root, as `grpo runs list --json` prints them; what is not known is None.
-
-    Args:
-        root: Usually `runs`.
-        name: Only runs whose name or `NAME/ID` matches this pattern.
-        states: Only runs in one of these states; empty for all.
-        sort: One of `SORTS`; of equals, the newest comes first.
-        limit: At most so many.
-
-    Raises:
-        UsageError: There is no such root, state or order.
-    """
-    chosen = tuple(states)
-    _check(sort, SORTS, "--sort")
-    for state in chosen:
-        _check(state, STATES, "--state")
-    if not root.is_dir():
-        raise UsageError(f"there is no folder {root}. Fix: say where runs are with --runs DIR")
-    listed = [_list(folder) for folder in list_folders(root) if _is_called(folder, name)]
-    kept = [run for run in listed if not chosen or run["state"] in chosen]
-    kept.sort(key=SORTS["started"])
-    kept.sort(key=SORTS[sort])
-    return kept[:limit]
-
-
-def _list(folder: RunFolder) -> dict[str, Any]:
-    run, (name, run_id) = Run(folder), folder.path.parts[-2:]
-    row = {"run": str(folder.path), "name": name, "id": run_id, "state": "damaged", **_UNKNOWN}
-    try:
-        if not folder.resolved.is_file():
-            raise UsageError("it has no resolved.json")
-        return row | _read_row(run)
-    except (UsageError, OSError) as error:
-        return {**row, "started_at": folder.path.stat().st_mtime, "reason": str(error)}
-
-
-def _read_row(run: Run) -> dict[str, Any]:
-    status = run.status
-    until = time.time() if run.life.state == "running" else status.updated_at
-    measured = run.after or run.before
-    # The first accuracy, else the total.
-    names = (f"accuracy/{name}" for name in measured.get("accuracy", {}))
-    metric = next(names, "reward" if measured else None)
-    reward = find_trend(*read_reward_ends(run.folder.metrics))
-    return {
-        "state": run.life.state,
-        "step": status.step,
-        "total_steps": status.total_steps,
-        "reward_first": reward.first if reward else None,
-        "reward_last": reward.last if reward else None,
-        "reward_within_noise": reward.is_noise if reward else None,
-        "held_out": metric,
-        # Fingerprint of the prompts.
-        "held_out_prompts": measured.get("held_out"),
-        "before": _read_metric(run.before, metric),
-        "after": _read_metric(run.after, metric),
-        "seconds": max(until - status.started_at, 0.0),
-        "started_at": status.started_at,
-        "reason": status.reason,
-    }
-
-
-def _check(value: str, known: Iterable[str], flag: str) -> None:
-    if value not in known:
-        close = nearest(value, known)
-        hint = f"{flag} {close}" if close else f"one of {', '.join(known)}"
-        raise UsageError(f"{flag} {value}: there is none. Fix: {hint}")
-
-
-def _is_called(folder: RunFolder, pattern: str | None) -> bool:
-    name = folder.path.parent.name
-    names = (name, f"{name}/{folder.path.name}")
-    return pattern is None or any(fnmatchcase(each, pattern) for each in names)
-
-
-def _read_metric(measured: Mapping[str, Any], metric: str | None) -> float | None:
-    kind, _, name = (metric or "").partition("/")
-    return measured.get(kind, {}).get(name) if name else measured.get(kind)
-
-
-def _falling(value: float | None) -> tuple[bool, float]:
-    return (value is None, -(value or 0.0))

@@ -37,7 +37,7 @@ def test_a_list_is_a_table_for_people_and_json_for_programs(folder):
 def test_columns_that_do_not_fit_are_left_out(folder, columns, last):
     script = (
         "import sys; from pathlib import Path; from rich.console import Console\n"
-        "from grpo_cli.cli import runs_view; from grpo_cli.report.summary import list_runs\n"
+        "from grpo_cli.cli import runs_view; from grpo_cli.report.run_list import list_runs\n"
         f"runs_view.stdout = lambda: Console(width={columns}, soft_wrap=True)\n"
         "runs_view.print_runs(list_runs(Path('runs')), Path('runs'), filtered=False)"
     )

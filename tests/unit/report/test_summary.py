@@ -7,7 +7,8 @@ import pytest
 
 from grpo_cli.cli.summary import print_summary
 from grpo_cli.errors import UsageError
-from grpo_cli.report.summary import RunReport, find_trend, list_runs
+from grpo_cli.report.run_list import list_runs
+from grpo_cli.report.summary import RunReport, find_trend
 from grpo_cli.report.tables import list_facts
 from grpo_cli.runs.files import write_json
 from grpo_cli.runs.metrics import append_record
