@@ -1,5 +1,7 @@
 """Prints how long large data and long runs take, and in how much memory, each in a process of its own.
 
+CPU seconds are those of a command and all its children; on a busy machine they tell more than the clock.
+
 python benchmarks/scale.py                      # all of it: minutes, and 700 MB in a temporary folder
 python benchmarks/scale.py --rows 200000 --records 20000 --runs 1000
 """
@@ -40,7 +42,12 @@ def measure(name: str, arguments: list[str], folder: Path, until: bytes = b"") -
     _, status, usage = os.wait4(process.pid, 0)
     seconds = shown or time.perf_counter() - start
     failed = "" if status == 0 else f"  exit {os.waitstatus_to_exitcode(status)}"
-    print(f"{name:<34}{seconds:8.1f} s {usage.ru_maxrss / 1024:8.0f} MiB{failed}", flush=True)
+    used, memory = usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024
+    print(
+        f"{name:<34}{seconds:8.1f} s {used:8.1f} s CPU {memory:8.0f} MiB{failed}"
+        f"   load {os.getloadavg()[0]:.1f}",
+        flush=True,
+    )
 
 
 def make(module: str, expression: str, folder: Path) -> None:

@@ -9,17 +9,32 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow
+import pyarrow.compute
 from datasets import Dataset, IterableDataset, disable_progress_bars
 
-from grpo_cli.data.columns import RESERVED, keep_rows
-from grpo_cli.data.images import check_image_columns, name_images, read_images
+from grpo_cli.data.columns import RESERVED, ColumnExtractor, keep_rows
+from grpo_cli.data.images import check_image_columns, read_images
 from grpo_cli.data.mixing import SOURCE, Draw, count_draws, draw_rows, naming_source
 from grpo_cli.data.prompts import Prompt, Renderer, resolve_style
-from grpo_cli.data.rows import Row, RowNames, canonical_json, columns_of
+from grpo_cli.data.rows import Columns, Row, RowNames, canonical_json, rows_of
 from grpo_cli.data.scored import GroupReport, drop_single, make_groups, report_groups
 from grpo_cli.data.sources import IDENTIFYING, hold_out, identify, read_rows
-from grpo_cli.data.table import RowTable
-from grpo_cli.errors import recipe_error
+from grpo_cli.data.table import (
+    BLOCK_ROWS,
+    as_array,
+    as_dataset,
+    as_table,
+    beside,
+    fingerprint,
+    image_array,
+    iterate_blocks,
+    iterate_rows,
+    join,
+    message_array,
+    select_rows,
+    similar_rows,
+)
+from grpo_cli.errors import RecipeError, recipe_error
 from grpo_cli.recipe.dataset import (
     IMAGES,
     FilesDataset,
@@ -66,6 +81,8 @@ class DataReport:
     """Evaluation rows whose prompt is also a training prompt."""
     fingerprint: str
     """SHA-256 in hex over the prompts and columns of both splits, in order."""
+    fingerprint_version: int = 2
+    """Of the way it is computed; fingerprints of different versions cannot be compared."""
     plain_text: bool = False
     """Whether prompts are plain text, not messages."""
     groups: GroupReport | None = None
@@ -97,7 +114,7 @@ class BuiltData:
 class _Split:
     """One split while it is built."""
 
-    rows: RowTable
+    rows: pyarrow.Table
     names: RowNames
     no_match: int = 0
     too_long: int = 0
@@ -135,14 +152,14 @@ def build_datasets(
         with naming_source(place, source.source_name):
             train, held, groups = _read_splits(recipe, source, has_chat_template, count_tokens)
         trains.append(train)
-        helds.append(held or _Split(RowTable(), RowNames("evaluation")))
-    _number_rows(trains, helds)
-    rows = RowTable()
-    for split in (*trains, *helds):
-        rows.extend(split.rows)
-    if not _have_one_style(rows):
-        check_one_style(rows, SOURCE if dataset.shares else None)
-    table, kept = rows.as_dataset(), sum(len(split.rows) for split in trains)
+        helds.append(held or _Split(pyarrow.table({}), RowNames("evaluation")))
+    if dataset.shares:
+        _number_rows(trains, helds)
+    rows = join([split.rows for split in (*trains, *helds)])
+    if not _has_one_style(rows):
+        named_by = SOURCE if dataset.shares else None
+        check_one_style(iterate_rows(rows, ("prompt", "row_id", SOURCE)), named_by)
+    table, kept = as_dataset(rows), sum(len(split.rows) for split in trains)
     train_places: Sequence[int] = range(kept)
     held_places: Sequence[int] = range(kept, len(rows))
     if isinstance(dataset, MixtureDataset):
@@ -174,7 +191,13 @@ def _number_rows(trains: list[_Split], helds: list[_Split]) -> None:
     """Give rows of different sources different numbers."""
     first = 0
     for splits in zip(trains, helds, strict=True):
-        first += max(split.rows.renumber("row_id", first) for split in splits) + 1
+        following = first
+        for split in (each for each in splits if len(each.rows)):
+            numbers = pyarrow.compute.add(split.rows["row_id"], first)
+            at = split.rows.column_names.index("row_id")
+            split.rows = split.rows.set_column(at, "row_id", numbers)
+            following = max(following, pyarrow.compute.max(numbers).as_py() + 1)
+        first = following
 
 
 def _order_mixture(
@@ -210,19 +233,19 @@ def _read_splits(
     renderer = Renderer(
         dataset.prompt, style, may_be_empty=bool(recipe.environment), in_parts=has_images
     )
-    source = read_rows(dataset, recipe.seed, RowTable.once)
+    source = read_rows(dataset, recipe.seed, as_table)
 
     train = _make_split(dataset, renderer, source.train, source.train_names, has_images)
     held, groups = None, None
     if source.eval is not None:
         held = _make_split(dataset, renderer, source.eval, source.eval_names, has_images)
     if dataset.eval_fraction:
-        prompts = [hash(identify(row)) for row in train.rows.named(IDENTIFYING)]
-        places = range(len(prompts))
-        _, chosen = hold_out(places, prompts, dataset.eval_fraction, dataset.eval_seed)
-        held = _Split(train.rows.divide(chosen)[: dataset.eval_limit], RowNames("evaluation"))
+        prompts = (hash(identify(row)) for row in iterate_rows(train.rows, IDENTIFYING))
+        chosen = hold_out(prompts, dataset.eval_fraction, dataset.eval_seed)
+        rows, train.rows = (select_rows(train.rows, chosen, without=it) for it in (False, True))
+        held = _Split(rows[: dataset.eval_limit], RowNames("evaluation"))
     if isinstance(dataset, ScoredDataset):
-        groups = report_groups(list(train.rows), train.single)
+        groups = report_groups(list(iterate_rows(train.rows)), train.single)
     elif dataset.eval_fraction:
         train.rows = train.rows[: dataset.limit]
     for split in filter(None, (train, held)):
@@ -233,48 +256,106 @@ def _read_splits(
 def _make_split(
     dataset: SingleDataset,
     renderer: Renderer,
-    rows: Sequence[Row],
+    rows: Sequence[Row] | pyarrow.Table,
     names: RowNames,
     has_images: bool,
 ) -> _Split:
     """Apply columns, render prompts, find images and leave out reserved names."""
-    total, columns = len(rows), columns_of(rows)
-    kept = make_rows(dataset, renderer, rows, names)
+    total = len(rows)
     if isinstance(dataset, ScoredDataset):
-        listed = list(kept)
+        plain = [*iterate_rows(rows)] if isinstance(rows, pyarrow.Table) else rows
+        listed = [*make_rows(dataset, renderer, plain, names)]
         places = [(place, row) for place, row, _ in listed]
         made = make_groups(dataset, places, [prompt for _, _, prompt in listed], names)
         compared = drop_single(made, names.split) if made else []
-        table, count = RowTable.of(compared), len(listed)
-        split = _Split(table, names, total - count, single=len(made) - len(compared))
+        split = _Split(as_table(compared), names, total - len(listed))
+        split.single = len(made) - len(compared)
     else:
-        reserved = RESERVED.intersection(columns) - {*dataset.prompt.images}
-        table = RowTable.of(_finish_rows(dataset, kept, names, reserved, has_images))
+        source = rows if isinstance(rows, pyarrow.Table) else as_table(rows)
+        reserved = RESERVED.intersection(source.column_names) - {*dataset.prompt.images}
+        table = _make_table(dataset, renderer, source, names, has_images, reserved)
         split = _Split(table, names, total - len(table), dropped_columns=reserved)
-    if not len(table):
+    if not len(split.rows):
         message = f"no {names.split} row is left: a pattern found nothing in all {total} of them"
         raise recipe_error(message, "correct its regex", "dataset.columns")
     return split
 
 
-def _finish_rows(
+def _make_table(
     dataset: SingleDataset,
-    kept: Iterable[tuple[int, Row, Prompt]],
+    renderer: Renderer,
+    source: pyarrow.Table,
     names: RowNames,
-    reserved: frozenset[str],
     has_images: bool,
-) -> Iterator[Row]:
-    """Yield rows as they are trained on."""
-    columns = dataset.prompt.images
-    left_out = {"prompt", *columns, *reserved}
-    for number, (place, row, prompt) in enumerate(kept):
-        if number == 0:
-            check_image_columns(columns, row, names.split)
-        made: Row = {"prompt": prompt, "row_id": place}
-        made.update((name, value) for name, value in row.items() if name not in left_out)
-        if has_images:
-            made[IMAGES] = read_images(row, columns, names(place), names.folder(place))
-        yield made
+    reserved: frozenset[str],
+) -> pyarrow.Table:
+    """Return the rows as they are trained on; columns that stay as they are keep their arrays."""
+    check_image_columns(dataset.prompt.images, source.column_names, names.split)
+    extractor = ColumnExtractor(dataset.columns, source.column_names, names)
+    read = iterate_blocks(source, _columns_read(dataset, renderer, source.column_names))
+    made = join(
+        [
+            _make_block(dataset, renderer, extractor, block, first, has_images)
+            for first, block in zip(range(0, len(source), BLOCK_ROWS), read, strict=True)
+        ]
+    )
+    extractor.finish(len(source))
+    if len(made) < len(source):
+        source = select_rows(source, made["row_id"].to_pylist() if len(made) else ())
+    left_out = {*made.column_names, *dataset.prompt.images, *reserved}
+    return beside(made, source.drop_columns(left_out.intersection(source.column_names)))
+
+
+def _columns_read(
+    dataset: SingleDataset, renderer: Renderer, available: Sequence[str]
+) -> Sequence[str]:
+    """Return the columns of the source that prompts and other columns are made of."""
+    sources = {column.from_ for column in dataset.columns.values()}
+    sources |= {name.partition(".")[0] for name in sources} | {*dataset.prompt.images}
+    if renderer.columns is None or renderer.columns - {*available, *dataset.columns, SOURCE}:
+        return available
+    return [name for name in available if name in renderer.columns | sources] or available[:1]
+
+
+def _make_block(
+    dataset: SingleDataset,
+    renderer: Renderer,
+    extractor: ColumnExtractor,
+    block: Columns,
+    first: int,
+    has_images: bool,
+) -> dict[str, pyarrow.Array]:
+    """Return the columns that are added to a block of rows, of those rows that no pattern drops."""
+    size, names = len(next(iter(block.values()))), extractor.names
+    places, block = extractor.extract(block, size, first)
+    if dataset.source_name:
+        block = {**block, SOURCE: [dataset.source_name] * len(places)}
+    made = {
+        name: as_array(name, block[name]) for name in (*dataset.columns, SOURCE) if name in block
+    }
+    texts = renderer.render_block(block, len(places))
+    if texts is None:
+        rows = zip(places, rows_of(block), strict=True)
+        prompts = as_array("prompt", [_render(renderer, row, names, at) for at, row in rows])
+    elif renderer.style == "text":
+        prompts = as_array("prompt", texts["user"])
+    else:
+        prompts = message_array(texts)
+    if has_images:
+        columns = dataset.prompt.images
+        made[IMAGES] = image_array(
+            read_images(row, columns, names(at), names.folder(at))
+            for at, row in zip(places, rows_of(block), strict=True)
+        )
+    return {**made, "prompt": prompts, "row_id": pyarrow.array(places, pyarrow.int64())}
+
+
+def _render(renderer: Renderer, row: Row, names: RowNames, place: int) -> Prompt:
+    """Return the prompt of a row, whose name is formatted only if there is something wrong with it."""
+    try:
+        return renderer.render(row)
+    except RecipeError:
+        return renderer.render(row, names(place))
 
 
 def make_rows(
@@ -286,20 +367,20 @@ def make_rows(
         RecipeError: A pattern or a template fails on a row.
     """
     for place, row in keep_rows(dataset, rows, names):
-        yield place, row, renderer.render(row, names(place))
+        yield place, row, _render(renderer, row, names, place)
 
 
 def _drop_long(split: _Split, longest: int | None, count_tokens: CountTokens | None) -> None:
     if count_tokens is None:
         return
-    rows: Iterable[Row] = split.rows.named(("prompt", IMAGES))
-    if longest is None and len(split.rows) > _TOKENS_COUNTED:
-        rows = split.rows.pick(spread(len(split.rows), _TOKENS_COUNTED))
+    rows = split.rows
+    if longest is None and len(rows) > _TOKENS_COUNTED:
+        rows = select_rows(rows, spread(len(rows), _TOKENS_COUNTED))
     counts = [
         count_tokens(row["prompt"], images=row[IMAGES])
-        if row.get(IMAGES) is not None
+        if row[IMAGES] is not None
         else count_tokens(row["prompt"])
-        for row in rows
+        for row in iterate_rows(rows, ("prompt", IMAGES))
     ]
     split.tokens = [count for count in counts if longest is None or count <= longest]
     if not split.tokens:
@@ -311,16 +392,17 @@ def _drop_long(split: _Split, longest: int | None, count_tokens: CountTokens | N
         raise recipe_error(message, fix, "dataset.max_prompt_length")
     split.too_long = len(counts) - len(split.tokens)
     if longest is not None and split.too_long:
-        split.rows.divide(place for place, count in enumerate(counts) if count > longest)
+        too_long = [place for place, count in enumerate(counts) if count > longest]
+        split.rows = select_rows(rows, too_long, without=True)
 
 
-def _have_one_style(rows: RowTable) -> bool:
+def _has_one_style(rows: pyarrow.Table) -> bool:
     """Return whether the type of the column tells that prompts are of one kind."""
-    kinds = rows.types("prompt")
-    return all(map(pyarrow.types.is_string, kinds)) or all(map(pyarrow.types.is_list, kinds))
+    kind = rows["prompt"].type
+    return bool(pyarrow.types.is_string(kind) or pyarrow.types.is_list(kind))
 
 
-def check_one_style(rows: Sequence[Row], named_by: str | None = None) -> None:
+def check_one_style(rows: Iterable[Row], named_by: str | None = None) -> None:
     """Refuse prompts of both kinds: TRL looks only at the first one to tell messages from text.
 
     Raises:
@@ -330,10 +412,10 @@ def check_one_style(rows: Sequence[Row], named_by: str | None = None) -> None:
     def name(row: Row) -> str:
         return f"source `{row[named_by]}`" if named_by else f"row {row['row_id'] + 1}"
 
-    first = rows[0]
-    is_text = isinstance(first["prompt"], str)
+    first: Row | None = None
     for row in rows:
-        if isinstance(row["prompt"], str) is not is_text:
+        first = first or row
+        if isinstance(row["prompt"], str) is not isinstance(first["prompt"], str):
             message = (
                 f"{name(row)} has a prompt of another kind than {name(first)}: some are plain text and some "
                 "are messages"
@@ -353,13 +435,14 @@ def _report_stream(dataset: SingleDataset, report: DataReport) -> DataReport:
 def _report(trains: list[_Split], helds: list[_Split]) -> DataReport:
     """Return the report on the splits of all sources."""
     splits = [*trains, *helds]
-    held_out = [identify(row) for held in helds for row in held.rows.named(IDENTIFYING)]
+    held_out = [identify(row) for held in helds for row in iterate_rows(held.rows, IDENTIFYING)]
     asked = {*held_out}
     asked &= {
         identify(row)
         for train in (trains if asked else ())
-        for row in train.rows.named(IDENTIFYING)
-        if identify(row) in asked
+        for row in iterate_rows(
+            similar_rows(train.rows, [held.rows for held in helds]), IDENTIFYING
+        )
     }
     return DataReport(
         train_rows=sum(len(train.rows) for train in trains),
@@ -369,10 +452,8 @@ def _report(trains: list[_Split], helds: list[_Split]) -> DataReport:
         dropped_columns=tuple(sorted(set().union(*(split.dropped_columns for split in splits)))),
         prompt_tokens=_percentiles([count for split in splits for count in split.tokens]),
         exact_duplicates_between_splits=sum(map(asked.__contains__, held_out)),
-        fingerprint=_fingerprint(splits),
-        plain_text=all(
-            pyarrow.types.is_string(kind) for each in trains for kind in each.rows.types("prompt")
-        ),
+        fingerprint=fingerprint(split.rows for split in splits),
+        plain_text=all(pyarrow.types.is_string(each.rows["prompt"].type) for each in trains),
     )
 
 
@@ -382,17 +463,6 @@ def _percentiles(counts: list[int]) -> PromptTokens | None:
     ordered = sorted(counts)
     median, p95 = (ordered[math.ceil(share * len(ordered)) - 1] for share in (0.5, 0.95))
     return PromptTokens(ordered[0], median, p95, ordered[-1])
-
-
-def _fingerprint(splits: list[_Split]) -> str:
-    digest = hashlib.sha256()
-    for split in splits:
-        digest.update(f"{len(split.rows)} rows\n".encode())
-        for row in split.rows:
-            if IMAGES in row:
-                row = {**row, IMAGES: name_images(row[IMAGES])}
-            digest.update(f"{canonical_json(row)}\n".encode("utf-8", "surrogatepass"))
-    return digest.hexdigest()
 
 
 def check_characters(row: Row, where: str) -> None:

@@ -3,15 +3,16 @@
 import re
 import signal
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from typing import Any
 
 from grpo_cli.data.mixing import SOURCE
 from grpo_cli.data.rows import (
+    Columns,
     Row,
     RowNames,
-    blocks_of,
     columns_of,
     read_column,
+    rows_of,
     show,
     show_names,
     suggest,
@@ -49,25 +50,29 @@ class ColumnExtractor:
         Raises:
             RecipeError: With a problem for each column that cannot be made.
         """
-        self._columns, self._names = columns, names
+        self._columns, self.names = columns, names
         self._patterns = check_columns(columns, available, names.split)
         self._misses: dict[str, tuple[int, str]] = {}
         """New column → how many rows its pattern does not match, and the first of them."""
 
-    def extract(self, rows: Sequence[Row], first: int = 0) -> list[Row | None]:
-        """Return rows with the new columns; None for each in which a pattern was not found.
+    def extract(self, block: Columns, size: int, first: int = 0) -> tuple[Sequence[int], Columns]:
+        """Return the places and columns, old and new, of the rows in which each pattern is found.
 
         Args:
-            rows: The rows.
+            block: Columns of some rows; those that new columns are made of, at least.
+            size: The number of these rows.
             first: The place of the first one in the split.
         """
-        names = replace(self._names, first=self._names.first + first)
-        values = {
-            name: _extract(rows, name, column, self._patterns.get(name), names)
-            for name, column in self._columns.items()
+        places = range(first, first + size)
+        if not self._columns:
+            return places, block
+        sources = {name: _read(block, each.from_, size) for name, each in self._columns.items()}
+        made = {
+            name: self._find(name, values, first) if name in self._patterns else values
+            for name, values in sources.items()
         }
         missed = {
-            name: {place for place, value in enumerate(values[name]) if value is None}
+            name: {row for row, value in enumerate(made[name]) if value is None}
             for name in self._patterns
         }
         skipped: set[int] = set().union(*missed.values())
@@ -76,13 +81,37 @@ class ColumnExtractor:
         )
         for name in self._patterns:
             if left := sorted(missed[name] - dropped):
-                shown = show(read_column(rows[left[0]], self._columns[name].from_))
-                count, where = self._misses.get(name, (0, f"{names(left[0])}: {shown}"))
+                shown = show(sources[name][left[0]])
+                count, where = self._misses.get(
+                    name, (0, f"{self.names(places[left[0]])}: {shown}")
+                )
                 self._misses[name] = count + len(left), where
-        return [
-            None if place in skipped else {**row, **{name: values[name][place] for name in values}}
-            for place, row in enumerate(rows)
-        ]
+        columns = {**block, **made}
+        if not skipped:
+            return places, columns
+        kept = [row for row in range(size) if row not in skipped]
+        columns = {name: [values[row] for row in kept] for name, values in columns.items()}
+        return [places[row] for row in kept], columns
+
+    def _find(self, name: str, values: Sequence[Any], first: int) -> list[Any]:
+        """Return what a column's pattern finds in each value; None if that is nothing but white space."""
+        column, pattern, found = self._columns[name], self._patterns[name], list[Any]()
+        try:
+            with time_limit(lambda frame: TimeoutError(), signal.ITIMER_VIRTUAL) as restart:
+                for value in values:
+                    restart(LIMIT_S)
+                    match = None if value is None else pattern.search(str(value))
+                    text = (match[1] if pattern.groups else match[0]) if match else None
+                    found.append((text or "").strip() or None)
+        except TimeoutError as error:
+            row = len(found)
+            message = (
+                f"{show(column.regex)} takes more than {LIMIT_S} seconds on `{column.from_}` of "
+                f"{self.names(first + row)}: {show(values[row])}"
+            )
+            fix = "simplify the pattern: a repetition inside a repetition, such as (a+)+, may take for ever"
+            raise recipe_error(message, fix, f"dataset.columns.{name}.regex") from error
+        return found
 
     def finish(self, total: int) -> None:
         """Refuse patterns that must match every row and did not; `total` is the number of rows.
@@ -95,7 +124,7 @@ class ColumnExtractor:
             column, fix = self._columns[name], "correct the pattern"
             message = (
                 f"{show(column.regex)} finds nothing in `{column.from_}` of {count} of {total} "
-                f"{self._names.split} rows; the first is {where}"
+                f"{self.names.split} rows; the first is {where}"
             )
             if count < total:
                 fix += ", or drop such rows with on_no_match: drop"
@@ -113,13 +142,25 @@ def keep_rows(
         RecipeError: With a problem for each column that cannot be made; of patterns that miss rows, at the end.
     """
     added = {SOURCE: dataset.source_name} if dataset.source_name else {}
-    extractor = ColumnExtractor(dataset.columns, columns_of(rows), names)
-    total = len(rows)
-    for first, block in blocks_of(rows):
-        for place, row in enumerate(extractor.extract(block, first), first):
-            if row is not None:
-                yield place, {**row, **added}
-    extractor.finish(total)
+    available = columns_of(rows)
+    extractor = ColumnExtractor(dataset.columns, available, names)
+    block = {name: [row.get(name) for row in rows] for name in available}
+    places, columns = extractor.extract(block, len(rows))
+    for place, row in zip(places, rows_of(columns), strict=True):
+        yield place, {**row, **added}
+    extractor.finish(len(rows))
+
+
+def _read(block: Columns, name: str, size: int) -> Sequence[Any]:
+    """Return the values of a column, None if there is none; `a.b` is the key `b` of the mappings in column `a`."""
+    first, _, rest = name.partition(".")
+    values = block.get(name, [None] * size)
+    if not rest or first not in block:
+        return values
+    return [
+        read_column(outer, rest) if value is None and isinstance(outer, dict) else value
+        for value, outer in zip(values, block[first], strict=True)
+    ]
 
 
 def check_columns(
@@ -167,33 +208,3 @@ def check_columns(
     if problems:
         raise RecipeError(problems)
     return patterns
-
-
-def _extract(
-    rows: Sequence[Row],
-    name: str,
-    column: ColumnConfig,
-    pattern: re.Pattern[str] | None,
-    names: RowNames,
-) -> list[object]:
-    """Return the values of a new column; None if the pattern finds nothing but white space."""
-    values = [read_column(row, column.from_) for row in rows]
-    if pattern is None:
-        return values
-    extracted: list[object] = []
-    try:
-        with time_limit(lambda frame: TimeoutError(), signal.ITIMER_VIRTUAL) as restart:
-            for value in values:
-                restart(LIMIT_S)
-                match = None if value is None else pattern.search(str(value))
-                text = (match[1] if pattern.groups else match[0]) if match else None
-                extracted.append((text or "").strip() or None)
-    except TimeoutError as error:
-        place = len(extracted)
-        message = (
-            f"{show(column.regex)} takes more than {LIMIT_S} seconds on `{column.from_}` of {names(place)}: "
-            f"{show(values[place])}"
-        )
-        fix = "simplify the pattern: a repetition inside a repetition, such as (a+)+, may take for ever"
-        raise recipe_error(message, fix, f"dataset.columns.{name}.regex") from error
-    return extracted

@@ -22,6 +22,8 @@ LONGEST_CELL = 2**27
 """Characters in a CSV cell; the library's own limit of 131,072 is less than a long document."""
 PREVIEW_ROWS = 1024
 """Rows of a file that a check parses."""
+_BLOCK_CHARACTERS = 2**20
+"""Characters of lines that are parsed together."""
 _CONSTANTS = {"Infinity": math.inf, "-Infinity": -math.inf}
 """What is no JSON and Python reads all the same; `NaN`, by which pandas writes an empty cell, is None."""
 _DECODER = json.JSONDecoder(parse_constant=_CONSTANTS.get)
@@ -147,17 +149,33 @@ def _recognize(file: RowFile, message: str, fix: str) -> tuple[str, str]:
 
 
 def _read_jsonl(file: RowFile) -> Iterator[Row]:
-    with file.open() as lines:
-        for number, line in enumerate(lines, 1):
-            if line.isspace():
-                continue
+    number = 0
+    with file.open() as text:
+        while lines := text.readlines(_BLOCK_CHARACTERS):
             try:
-                value = _DECODER.decode(line)
-            except (ValueError, RecursionError) as error:
-                message = f"line {number} is not JSON ({error}): {show(line.strip())}"
-                fix = "write one whole JSON object a line"
-                raise file.problem(*_recognize(file, message, fix)) from error
-            yield _as_row(file, value, f"line {number}")
+                # Much faster than one by one.
+                rows = _DECODER.decode(f"[{','.join(lines)}]")
+            except (ValueError, RecursionError):
+                rows = []
+            if len(rows) == len(lines) and {*map(type, rows)} == {dict}:
+                yield from rows
+            else:
+                yield from _read_lines(file, lines, number)
+            number += len(lines)
+
+
+def _read_lines(file: RowFile, lines: Iterable[str], first: int) -> Iterator[Row]:
+    """Yield the rows of lines one by one, so that a wrong one is named."""
+    for number, line in enumerate(lines, first + 1):
+        if line.isspace():
+            continue
+        try:
+            value = _DECODER.decode(line)
+        except (ValueError, RecursionError) as error:
+            message = f"line {number} is not JSON ({error}): {show(line.strip())}"
+            fix = "write one whole JSON object a line"
+            raise file.problem(*_recognize(file, message, fix)) from error
+        yield _as_row(file, value, f"line {number}")
 
 
 def iterate_lines(file: RowFile) -> Iterator[bytes]:

@@ -127,7 +127,7 @@ def spread_rows(data: Any, places: Sequence[int], count: int) -> list[int]:
     The order of its sources repeats itself, so that every so many rows may be of one of them alone.
     """
     if SOURCE in data.column_names:
-        names = data[SOURCE]
+        names = data[SOURCE][:]
         places = sorted(places, key=lambda place: names[place])
     return sorted(places[index] for index in spread(len(places), count))
 

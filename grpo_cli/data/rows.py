@@ -1,7 +1,7 @@
 """A row, its name in messages, and how messages show its values."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,8 @@ from grpo_cli.errors import nearest
 
 Row = dict[str, Any]
 """Column name → value."""
+Columns = Mapping[str, Sequence[Any]]
+"""Column name → the values of some rows."""
 
 SHOWN_CHARACTERS = 80
 SHOWN_NAMES = 12
@@ -58,12 +60,9 @@ def columns_of(rows: Iterable[Row]) -> list[str]:
     return list(names)
 
 
-def blocks_of(rows: Sequence[Row]) -> Iterator[tuple[int, Sequence[Row]]]:
-    """Yield rows block by block, each with the place of its first row; a list is one block."""
-    first = 0
-    for block in rows.blocks() if hasattr(rows, "blocks") else (rows,):
-        yield first, block
-        first += len(block)
+def rows_of(block: Columns) -> list[Row]:
+    """Return the rows of columns."""
+    return [dict(zip(block, each, strict=True)) for each in zip(*block.values(), strict=True)]
 
 
 def read_column(row: Row, name: str) -> Any:

@@ -5,7 +5,6 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import TypeVar
 
 from grpo_cli.data.columns import keep_rows
 from grpo_cli.data.files import find_files, iterate_rows, preview_file
@@ -32,7 +31,6 @@ from grpo_cli.recipe.dataset import (
 )
 from grpo_cli.units import count_noun
 
-T = TypeVar("T")
 IDENTIFYING = ("prompt", "seed", IMAGES)
 """The columns that `identify` reads."""
 SAMPLE_ROWS = 20
@@ -250,8 +248,9 @@ def _count_divided(dataset: SingleDataset, train: SplitPreview) -> tuple[int, in
         prompts = _identify_rows(dataset, train)
     except (RecipeError, ImageError):
         return None
-    rest, held = hold_out(prompts, prompts, dataset.eval_fraction, dataset.eval_seed)
-    return len(rest[: dataset.limit]), len(held[: dataset.eval_limit])
+    held = len(hold_out(prompts, dataset.eval_fraction, dataset.eval_seed))
+    left = len(prompts) - held
+    return min(left, dataset.limit or left), min(held, dataset.eval_limit or held)
 
 
 def _identify_rows(dataset: SingleDataset, train: SplitPreview) -> list[str]:
@@ -352,29 +351,24 @@ def identify(row: Row) -> str:
     return canonical_json(asked if images is None else [*asked, name_images(images)])
 
 
-def hold_out(
-    rows: Sequence[T], prompts: Sequence[Hashable], fraction: float, seed: int
-) -> tuple[list[T], list[T]]:
-    """Divide rows into those to train on and those held out, both in order.
+def hold_out(prompts: Iterable[Hashable], fraction: float, seed: int) -> set[int]:
+    """Return the places of the rows that are held out.
 
     Args:
-        rows: All of them, so that limits do not change what is held out.
-        prompts: What `identify` gives for each of them; rows with the same prompt stay together.
+        prompts: What `identify` gives for each row; rows with the same prompt stay together. All rows, so that
+            limits do not change what is held out.
         fraction: `dataset.eval_fraction`, a share of the distinct prompts.
         seed: `dataset.eval_seed`.
 
     Raises:
         RecipeError: There are fewer than two prompts.
     """
-    places: dict[Hashable, list[int]] = {}
-    for place, prompt in enumerate(prompts):
-        places.setdefault(prompt, []).append(place)
-    groups = list(places.values())
+    numbers: dict[Hashable, int] = {}
+    numbered = [numbers.setdefault(prompt, len(numbers)) for prompt in prompts]
     chooser = random.Random(f"eval_fraction:{seed}")
-    chosen = chooser.sample(range(len(groups)), held_out_count(len(groups), fraction))
-    held = {place for group in chosen for place in groups[group]}
-    kept = [row for place, row in enumerate(rows) if place not in held]
-    return kept, [rows[place] for place in sorted(held)]
+    count = held_out_count(len(numbers), fraction)
+    chosen = {*chooser.sample(range(len(numbers)), count)}
+    return {place for place, number in enumerate(numbered) if number in chosen}
 
 
 def has_eval(dataset: DatasetConfig) -> bool:

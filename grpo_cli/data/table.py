@@ -1,15 +1,16 @@
-"""Rows in memory as Arrow columns, which give every value back as it was.
+"""Rows as Arrow tables, which give every value back as it was.
 
 Arrow has one type for a column: it fills absent keys with None, makes floats of integers, and refuses
-numbers beside texts. Values of a block that would not come back exactly are stored encoded, each by itself.
+numbers beside texts. Values of a column that would not come back exactly are stored encoded, each by itself.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import chain
-from typing import Any, overload
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
+from typing import Any
 from uuid import uuid4
 
+import numpy
 import pyarrow
 import pyarrow.compute
 from datasets import Dataset, DatasetInfo, Features, List
@@ -22,199 +23,45 @@ from grpo_cli.data.decoding import (
     encode_value,
     is_same,
 )
-from grpo_cli.data.rows import Row
+from grpo_cli.data.images import name_images
+from grpo_cli.data.rows import Columns, Row, canonical_json, rows_of
 from grpo_cli.errors import recipe_error
 from grpo_cli.recipe.dataset import IMAGES
 
 BLOCK_ROWS = 4096
-"""Rows that become Arrow arrays together."""
+"""Rows that become Arrow arrays, or values again, together."""
 _BYTES = pyarrow.type_for_alias(ENCODED)
+_POOL = pyarrow.system_memory_pool()
+"""Arrow's own pool keeps half as much memory again for arrays of this size."""
 _IMAGES_TYPE = pyarrow.list_(pyarrow.struct({"bytes": pyarrow.binary(), "path": pyarrow.string()}))
+_EXACT = ({str}, {int}, {float}, {bool})
+"""Types that Arrow holds exactly if a column has, besides None, no other."""
 
 
-@dataclass(eq=False)
-class RowTable(Sequence[Row]):
-    """Rows as blocks of Arrow columns; every row has every column."""
+def as_table(rows: Iterable[Row]) -> pyarrow.Table:
+    """Return rows as a table; every row has every column.
 
-    _blocks: list[dict[str, Any]] = field(default_factory=list)
-    """Column → Arrow array, of some rows each."""
-    _names: dict[str, None] = field(default_factory=dict)
-    read_once: bool = False
-    """Whether `blocks` frees each block before it yields the next, for rows that are not needed again."""
-
-    @classmethod
-    def of(cls, rows: Iterable[Row]) -> "RowTable":
-        """Return a table of rows."""
-        table, block = cls(), []
-        for row in rows:
-            block.append(row)
-            if len(block) == BLOCK_ROWS:
-                table.add(block)
-                block = []
-        if block:
-            table.add(block)
-        return table
-
-    @classmethod
-    def once(cls, rows: Iterable[Row]) -> "RowTable":
-        """Return a table of rows that are read once only."""
-        table = cls.of(rows)
-        table.read_once = True
-        return table
-
-    def add(self, rows: Sequence[Row]) -> None:
-        """Append rows.
-
-        Raises:
-            RecipeError: A text holds half a character, which no tokenizer reads.
-        """
-        names = dict.fromkeys(chain.from_iterable(rows))
-        self._names |= names
-        self._blocks.append(
-            {name: _as_array(name, [row.get(name) for row in rows]) for name in names}
-        )
-
-    def extend(self, other: "RowTable") -> None:
-        """Append the rows of another table."""
-        self._names |= other._names
-        self._blocks += other._blocks
-
-    @property
-    def column_names(self) -> list[str]:
-        """The columns, in the order in which they first appear."""
-        return list(self._names)
-
-    def __len__(self) -> int:
-        return sum(map(_length, self._blocks))
-
-    def __iter__(self) -> Iterator[Row]:
-        return chain.from_iterable(self.blocks())
-
-    def blocks(self, names: Iterable[str] | None = None) -> Iterator[list[Row]]:
-        """Yield the rows block by block, with some of their columns or all."""
-        wanted = list(self._names if names is None else names)
-        for at, block in enumerate(self._blocks):
-            if self.read_once:
-                self._blocks[at] = {}
-            empty = [None] * _length(block)
-            columns = [_values(block[name]) if name in block else empty for name in wanted]
-            yield [dict(zip(wanted, each, strict=True)) for each in zip(*columns, strict=True)]
-
-    def named(self, names: Iterable[str]) -> Iterator[Row]:
-        """Yield rows with some of their columns; None in those that there are not."""
-        return chain.from_iterable(self.blocks(names))
-
-    def pick(self, places: Sequence[int]) -> Iterator[Row]:
-        """Yield the rows at some places, which ascend."""
-        first, at = 0, 0
-        for block in self._blocks:
-            start, end = at, first + _length(block)
-            while at < len(places) and places[at] < end:
-                at += 1
-            if start < at:
-                local = [place - first for place in places[start:at]]
-                taken = {name: each.take(local) for name, each in block.items()}
-                yield from RowTable([taken], self._names)
-            first = end
-
-    @overload
-    def __getitem__(self, place: int) -> Row: ...
-    @overload
-    def __getitem__(self, place: slice) -> "RowTable": ...
-    def __getitem__(self, place: int | slice) -> "Row | RowTable":
-        if isinstance(place, int):
-            start = range(len(self))[place]
-            (row,) = RowTable(self._cut(start, start + 1), self._names)
-            return row
-        start, stop, _ = place.indices(len(self))
-        return RowTable(self._cut(start, stop), self._names, self.read_once)
-
-    def _cut(self, start: int, stop: int) -> list[dict[str, Any]]:
-        blocks, first = [], 0
-        for block in self._blocks:
-            size = _length(block)
-            low, high = max(start - first, 0), min(stop - first, size)
-            if low < high:
-                blocks.append({name: each[low:high] for name, each in block.items()})
-            first += size
-        return blocks
-
-    def divide(self, taken: Iterable[int]) -> "RowTable":
-        """Take the rows at some places out of this table; return them, in order."""
-        mask = [False] * len(self)
-        for place in taken:
-            mask[place] = True
-        blocks, first = [], 0
-        for at, block in enumerate(self._blocks):
-            size = _length(block)
-            chosen = pyarrow.array(mask[first : first + size], pyarrow.bool_())
-            rest = pyarrow.compute.invert(chosen)
-            blocks.append({name: each.filter(chosen) for name, each in block.items()})
-            # The old block is freed before the next is divided.
-            self._blocks[at] = {name: each.filter(rest) for name, each in block.items()}
-            first += size
-        self._blocks = list(filter(_length, self._blocks))
-        return RowTable(list(filter(_length, blocks)), dict(self._names))
-
-    def renumber(self, name: str, first: int) -> int:
-        """Add a number to the integers of a column; return the highest before."""
-        highest = 0
-        for block in self._blocks:
-            highest = max(highest, pyarrow.compute.max(block[name]).as_py())
-            block[name] = pyarrow.compute.add(block[name], first)
-        return highest
-
-    def types(self, name: str) -> set[Any]:
-        """Return the Arrow types of a column's blocks, without that of blocks in which it is empty."""
-        kinds = {block[name].type for block in self._blocks if name in block}
-        return kinds - {pyarrow.null()}
-
-    def as_dataset(self) -> Dataset:
-        """Return the rows as a `Dataset`; images are decoded when a row is read."""
-        arrays = {name: self._chunked(name) for name in self._names}
-        table = pyarrow.table(arrays)
-        features = Features.from_arrow_schema(table.schema)
-        for name, each in arrays.items():
-            if each.type == _BYTES:
-                features[name] = ExactValue(ENCODED)
-        if IMAGES in arrays:
-            features[IMAGES] = List(RgbImage())
-        # Otherwise `datasets` would hash the whole table.
-        return Dataset(table, DatasetInfo(features=features), fingerprint=uuid4().hex[:16])
-
-    def _chunked(self, name: str) -> Any:
-        """Return a column as one Arrow array; encoded if its blocks have different types."""
-        kinds = self.types(name)
-        kind = _BYTES if len(kinds) > 1 else next(iter(kinds), pyarrow.null())
-        chunks = []
-        for block in self._blocks:
-            each = block.get(name)
-            if each is None or each.type == pyarrow.null():
-                each = pyarrow.nulls(_length(block), kind)
-            elif each.type != kind:
-                each = _encode(_values(each))
-            chunks.append(each)
-        return pyarrow.chunked_array(chunks, kind)
+    Raises:
+        RecipeError: A text holds half a character, which no tokenizer reads.
+    """
+    rest = iter(rows)
+    blocks = []
+    while block := list(islice(rest, BLOCK_ROWS)):
+        names = dict.fromkeys(chain.from_iterable(block))
+        blocks.append({name: as_array(name, [row.get(name) for row in block]) for name in names})
+    return join(blocks)
 
 
-def _length(block: dict[str, Any]) -> int:
-    return len(next(iter(block.values()))) if block else 0
+def as_array(name: str, values: Sequence[Any]) -> pyarrow.Array:
+    """Return values of a column as an Arrow array, encoded if Arrow would refuse or alter them.
 
-
-def _values(stored: Any) -> list[Any]:
-    values: list[Any] = stored.to_pylist()
-    if stored.type != _BYTES:
-        return values
-    return [None if each is None else decode_value(each) for each in values]
-
-
-def _as_array(name: str, values: list[Any]) -> Any:
-    """Return values as an Arrow array, encoded if Arrow would refuse or alter them."""
-    if name == IMAGES:
-        return pyarrow.array(values, _IMAGES_TYPE)
+    Raises:
+        RecipeError: A text holds half a character, which no tokenizer reads.
+    """
+    is_exact = {*map(type, values)} - {type(None)} in _EXACT
     try:
-        made = pyarrow.array(values)
-        if isinstance(made, pyarrow.Array) and is_same(made.to_pylist(), values):
+        made = pyarrow.array(values, memory_pool=_POOL)
+        if is_exact or (isinstance(made, pyarrow.Array) and is_same(made.to_pylist(), [*values])):
             return made
     except (pyarrow.ArrowException, OverflowError, TypeError, ValueError):
         pass
@@ -225,5 +72,147 @@ def _as_array(name: str, values: list[Any]) -> Any:
         raise recipe_error(message, "correct the text in the data", "dataset") from error
 
 
-def _encode(values: list[Any]) -> Any:
+def image_array(images: Iterable[list[Any]]) -> pyarrow.Array:
+    """Return the images of each row, as `as_image` returns them, as an Arrow array."""
+    return pyarrow.array(images, _IMAGES_TYPE)
+
+
+def message_array(texts: Mapping[str, Sequence[str]]) -> pyarrow.Array:
+    """Return prompts that have one message of each role, by their texts."""
+    listed = [*chain.from_iterable(zip(*texts.values(), strict=True))]
+    contents = pyarrow.array(listed, memory_pool=_POOL)
+    roles = pyarrow.array([*texts] * (len(listed) // len(texts)), memory_pool=_POOL)
+    ends = pyarrow.array(range(0, len(listed) + 1, len(texts)), pyarrow.int32())
+    messages = pyarrow.StructArray.from_arrays([roles, contents], names=["role", "content"])
+    return pyarrow.ListArray.from_arrays(ends, messages)
+
+
+def join(parts: Sequence[Mapping[str, Any] | pyarrow.Table]) -> pyarrow.Table:
+    """Return the rows of several tables, or mappings of columns, as one table.
+
+    A column that has different types in them is encoded.
+    """
+    columns = [_columns(part) if isinstance(part, pyarrow.Table) else part for part in parts]
+    names = dict.fromkeys(chain.from_iterable(columns))
+    sizes = [len(next(iter(part.values()), ())) for part in columns]
+    return pyarrow.table(
+        {name: _join_column([part.get(name) for part in columns], sizes) for name in names}
+    )
+
+
+def beside(left: pyarrow.Table, right: pyarrow.Table) -> pyarrow.Table:
+    """Return a table with the columns of two, row by row."""
+    return pyarrow.table({**_columns(left), **_columns(right)})
+
+
+def _columns(table: pyarrow.Table) -> dict[str, pyarrow.ChunkedArray]:
+    return dict(zip(table.column_names, table.columns, strict=True))
+
+
+def _join_column(parts: Sequence[Any], sizes: Sequence[int]) -> pyarrow.ChunkedArray:
+    """Return the parts of a column as one; a part that there is not is as many nulls."""
+    kinds = {part.type for part in parts if part is not None} - {pyarrow.null()}
+    kind = _BYTES if len(kinds) > 1 else next(iter(kinds), pyarrow.null())
+    chunks: list[pyarrow.Array] = []
+    for part, size in zip(parts, sizes, strict=True):
+        if part is None or part.type == pyarrow.null():
+            chunks.append(pyarrow.nulls(size, kind))
+        else:
+            pieces = part.chunks if isinstance(part, pyarrow.ChunkedArray) else [part]
+            chunks += [each if each.type == kind else _encode(values_of(each)) for each in pieces]
+    return pyarrow.chunked_array(chunks, kind)
+
+
+def select_rows(
+    table: pyarrow.Table, places: Iterable[int], *, without: bool = False
+) -> pyarrow.Table:
+    """Return the rows at some places, or all but these, in the order of the table."""
+    mask = numpy.full(len(table), without)
+    mask[[*places]] = not without
+    return table.filter(pyarrow.array(mask))
+
+
+def iterate_blocks(table: pyarrow.Table, names: Iterable[str] | None = None) -> Iterator[Columns]:
+    """Yield the values of all or some columns, block by block; None in those that there are not."""
+    wanted = list(table.column_names if names is None else names)
+    present = table.select([name for name in wanted if name in table.column_names])
+    for first in range(0, len(table), BLOCK_ROWS):
+        block = present.slice(first, BLOCK_ROWS)
+        empty = [None] * min(BLOCK_ROWS, len(table) - first)
+        yield {
+            name: values_of(block[name]) if name in present.column_names else empty
+            for name in wanted
+        }
+
+
+def iterate_rows(table: pyarrow.Table, names: Iterable[str] | None = None) -> Iterator[Row]:
+    """Yield the rows of a table with all or some of its columns; None in those that there are not."""
+    for block in iterate_blocks(table, names):
+        yield from rows_of(block)
+
+
+def as_dataset(table: pyarrow.Table) -> Dataset:
+    """Return the rows as a `Dataset`; images are decoded when a row is read."""
+    features = Features.from_arrow_schema(table.schema)
+    for name in table.column_names:
+        if table[name].type == _BYTES:
+            features[name] = ExactValue(ENCODED)
+    if IMAGES in features:
+        features[IMAGES] = List(RgbImage())
+    # Otherwise `datasets` would hash the whole table.
+    return Dataset(table, DatasetInfo(features=features), fingerprint=uuid4().hex[:16])
+
+
+def values_of(stored: pyarrow.Array | pyarrow.ChunkedArray) -> list[Any]:
+    """Return the values of a column as they were."""
+    values: list[Any] = stored.to_pylist()
+    if stored.type != _BYTES:
+        return values
+    return [None if each is None else decode_value(each) for each in values]
+
+
+def _encode(values: Sequence[Any]) -> pyarrow.Array:
     return pyarrow.array([None if each is None else encode_value(each) for each in values], _BYTES)
+
+
+def similar_rows(rows: pyarrow.Table, others: Sequence[pyarrow.Table]) -> pyarrow.Table:
+    """Return the rows whose last message is that of one of the other rows; all if the columns do not tell."""
+    texts = _last_texts(rows["prompt"])
+    known = [_last_texts(each["prompt"]) for each in others if len(each)]
+    if texts is None or any(each is None for each in known):
+        return rows
+    values = pyarrow.chunked_array(
+        [chunk for each in known if each is not None for chunk in each.chunks], pyarrow.string()
+    )
+    return rows.filter(pyarrow.compute.is_in(texts, values.combine_chunks()))
+
+
+def _last_texts(prompts: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray | None:
+    """Return the text of each prompt's last message; None if contents are not texts."""
+    kind = prompts.type
+    if pyarrow.types.is_string(kind):
+        return prompts
+    if not pyarrow.types.is_list(kind) or kind.value_type.field("content").type != pyarrow.string():
+        return None
+    lasts = (pyarrow.compute.subtract(chunk.offsets[1:], 1) for chunk in prompts.chunks)
+    contents = (chunk.values.field("content") for chunk in prompts.chunks)
+    chunks = [texts.take(last) for texts, last in zip(contents, lasts, strict=True)]
+    return pyarrow.chunked_array(chunks, pyarrow.string())
+
+
+def fingerprint(tables: Iterable[pyarrow.Table]) -> str:
+    """Return the SHA-256 in hex of the values of tables, in order."""
+    digest = hashlib.sha256()
+    for table in tables:
+        digest.update(f"{len(table)} rows\n".encode())
+        columns = sorted({*table.column_names} - {IMAGES})
+        for name in columns:
+            digest.update(f"{name}: {table[name].type}\n".encode())
+        for first in range(0, len(table), BLOCK_ROWS):
+            block = table.select(columns).slice(first, BLOCK_ROWS).combine_chunks()
+            # Taken out of the table, its buffers hold no other rows.
+            for batch in block.take(pyarrow.array(range(len(block)))).to_batches():
+                digest.update(batch.serialize())
+        for row in iterate_rows(table, [IMAGES] if IMAGES in table.column_names else []):
+            digest.update(f"{canonical_json(name_images(row[IMAGES]))}\n".encode())
+    return digest.hexdigest()

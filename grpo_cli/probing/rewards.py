@@ -79,7 +79,7 @@ def check_rewards(session: "Session", *, costly: bool) -> None:
             if isinstance(error, DescribedError) and error.row_id is not None:
                 # Whether the row fails with a group of plain answers too.
                 failed = [reward for reward in rewards if error.path.startswith(reward.path)]
-                place = list(session.data.train["row_id"]).index(error.row_id)
+                place = session.data.train["row_id"][:].index(error.row_id)
                 _score_group(session, failed, (place, place))
             with session.failing(failure, "rewards", "warning" if own else "error", why):
                 raise

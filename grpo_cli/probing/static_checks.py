@@ -155,7 +155,7 @@ def _check_rows(session: "Session") -> Iterator[Issue]:
         return
     # A source of a mixture may be drawn from more than once.
     some = train.select(spread(len(train), _MOST_ROWS))
-    texts = dict(zip(some["row_id"], map(str, some["prompt"]), strict=True))
+    texts = dict(zip(some["row_id"][:], map(str, some["prompt"][:]), strict=True))
     distinct = len(set(texts.values()))
     # A generator repeats the questions of a small task, and rows of it cannot be left out.
     generated = recipe.dataset.kind == "reasoning_gym"
@@ -194,7 +194,7 @@ def _check_samples(session: "Session") -> Iterator[Issue]:
     if config is None or config.kind == "order" or config.samples is None:
         return
     rates = read_solve_rates(config.samples, right_answers(session.recipe.rewards, config.reward))
-    found = find_matches(rates, session.data.train["prompt"], config.samples)
+    found = find_matches(rates, session.data.train["prompt"][:], config.samples)
     known = sum(rate is not None for rate in found)
     if known < len(found):
         seen = f"tells of {known} of {len(found)} training rows"
@@ -294,7 +294,7 @@ def _choose_places(session: "Session") -> list[int]:
     train = session.data.train
     count = session.prompts_sampled if session.recipe.environment else _ROWS
     some = spread(len(train), _MOST_ROWS)
-    sizes = [len(text_of(prompt)) for prompt in train.select(some)["prompt"]]
+    sizes = [len(text_of(prompt)) for prompt in train.select(some)["prompt"][:]]
     order = sorted(range(len(some)), key=lambda place: -sizes[place])
     longest = [some[place] for place in order[:_LONGEST]]
     return sorted({*spread_rows(train, range(len(train)), count), *longest})
@@ -317,7 +317,7 @@ def _read_prompts(
         session.chat_kwargs,
     )
     if not session.recipe.has_episodes:
-        chosen = list(rows["prompt"])
+        chosen = rows["prompt"][:]
         rendered = [prompts.render(tokenizer, prompt, kwargs) for prompt in chosen]
         return chosen, rendered, count_row_tokens(session.processing_class, rows, kwargs)
     episodes: list[Episode] = []

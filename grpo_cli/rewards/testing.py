@@ -30,6 +30,8 @@ COSTLY_ROWS = 8
 """The same if a reward takes seconds or money for each score."""
 QUICK_ROWS = 16
 """The same if time is limited."""
+MOST_ROWS = 50_000
+"""Rows, evenly spread, whose golds and prompts are looked at."""
 FORM_ROWS = 4
 """Rows on which a form is chosen."""
 _LEVELS = ("error", "warning", "note")
@@ -153,9 +155,9 @@ def try_rewards(
         RewardError: A reward fails.
     """
     count = min(rows or _usual_rows(rewards, budget_s), len(data))
-    chosen = data.select(spread(len(data), count))
+    chosen, many = (data.select(spread(len(data), most)) for most in (count, MOST_ROWS))
     table = Table(rewards, reward_columns(chosen, rewards), encode, on_progress, budget_s)
-    everything = Table(rewards, reward_columns(data, ()), None, on_progress)
+    everything = Table(rewards, reward_columns(many, ()), None, on_progress)
     problems = [*findings.check_rows(everything), *findings.check_gold_fits(table, encode, longest)]
     forms: dict[int, str] = {}
     candidates: dict[str, Answers] = {}

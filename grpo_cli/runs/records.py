@@ -27,6 +27,7 @@ class DataFacts(TypedDict, total=False):
     dropped_too_long: int
     dropped_no_match: int
     fingerprint: str
+    fingerprint_version: int
     plain_text: bool
     sources: dict[str, Any] | None
 

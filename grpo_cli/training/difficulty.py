@@ -83,13 +83,13 @@ class DifficultySampler:
             data: The training data. In a mixture a prompt has as many rows as it comes up in an epoch.
         """
         self._seed = seed
-        rows = torch.tensor(data["row_id"])
+        rows = torch.tensor(data["row_id"][:])
         _, self._prompt_of, counts = rows.unique(return_inverse=True, return_counts=True)
         # The first row of each.
         self._places = torch.full((len(counts),), len(rows)).scatter_reduce(
             0, self._prompt_of, torch.arange(len(rows)), "amin"
         )
-        self._place_of = dict(zip(data["row_id"], range(len(rows)), strict=True))
+        self._place_of = dict(zip(rows.tolist(), range(len(rows)), strict=True))
         self._first = data.select(self._places.tolist())
         self._share = self._mean_by_source(counts.double())
         self._drawn = torch.zeros_like(counts)
@@ -139,7 +139,7 @@ class DifficultySampler:
         """Return how often each prompt comes up in an epoch on average: where a pass ends is chance."""
         if SOURCE not in self._first.column_names:
             return counts
-        source = _number(self._first[SOURCE])
+        source = _number(self._first[SOURCE][:])
         sums = torch.zeros_like(counts).index_add(0, source, counts)
         return (sums / source.bincount(minlength=len(sums)))[source]
 
@@ -147,7 +147,7 @@ class DifficultySampler:
         """Return the numbers of the column that a key names, [prompts] float64; NaN where it has none."""
         if name is None:
             return torch.full_like(self._share, torch.nan)
-        numbers = [read_number(key, name, value) for value in self._first[name]]
+        numbers = [read_number(key, name, value) for value in self._first[name][:]]
         return torch.tensor(numbers, dtype=torch.float64)
 
     def _chance(self, number: int) -> torch.Tensor:
@@ -205,7 +205,7 @@ class _SuccessSampler(DifficultySampler):
 
     def _measured(self, path: str) -> torch.Tensor:
         """Return the shares of right answers in samples from before, [prompts] float64; NaN without any."""
-        rates = find_matches(read_solve_rates(path, self._right), self._first["prompt"], path)
+        rates = find_matches(read_solve_rates(path, self._right), self._first["prompt"][:], path)
         values = [math.nan if rate is None else rate for rate in rates]
         return torch.tensor(values, dtype=torch.float64)
 
@@ -214,7 +214,7 @@ class _SuccessSampler(DifficultySampler):
         by = by or (SOURCE if recipe.dataset.shares else own)
         if by is None:
             return torch.zeros_like(self._drawn)
-        return _number(str(value) for value in self._first[by])
+        return _number(str(value) for value in self._first[by][:])
 
     def take(self, count: int, avoid: Set[int] = frozenset()) -> list[int]:
         weights, begins = self._weights(), self._ready.clamp(min=self._now)

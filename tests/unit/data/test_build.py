@@ -9,7 +9,7 @@ pytest.importorskip("datasets")
 from grpo_cli.data.build import build_datasets
 from grpo_cli.data.decoding import ExactValue, list_rows
 from grpo_cli.data.sources import preview
-from grpo_cli.data.table import RowTable
+from grpo_cli.data.table import as_array, as_dataset, as_table, iterate_rows, join, select_rows
 from grpo_cli.data.tasks import draw_rows
 from grpo_cli.errors import RecipeError
 
@@ -40,6 +40,25 @@ def test_rows_become_prompts_with_their_columns(recipe) -> None:
     }
     assert built.eval is None
     assert built.report.eval_rows is None
+
+
+def test_printed_prompts_are_those_that_jinja_makes(recipe) -> None:
+    values = ["a %s 50%", "", 1, -2.5, True, 10**20, "{{ q }}", "ü\n"]
+    rows = [{"q": value, "n": place} for place, value in enumerate(values)]
+    for system in (None, "No. {{ n }}"):
+        texts = {"user": "100% {{ q }}:\n{{n}}", "system": system}
+        jinja = {**texts, "user": texts["user"] + "{# all by Jinja #}"}
+        made = [build(recipe(kind="inline", rows=rows, prompt=each)) for each in (texts, jinja)]
+        assert made[0].train[:] == made[1].train[:]
+        assert made[0].train.features == made[1].train.features
+        assert made[0].report.fingerprint == made[1].report.fingerprint
+
+
+def test_a_row_with_an_empty_prompt_is_named_among_many(recipe) -> None:
+    rows = [{"q": "x"}] * 5000 + [{"q": " "}]
+    assert (
+        "row 5001 has an empty" in problem_of(recipe(kind="inline", rows=rows, prompt=PROMPT)).seen
+    )
 
 
 def test_without_chat_template_prompts_are_text(recipe) -> None:
@@ -208,6 +227,22 @@ def test_the_fingerprint_tells_data_apart(recipe) -> None:
     assert fingerprint(ROWS[::-1]) != first
     assert fingerprint([{**row, "answer": 1} for row in ROWS]) != first
     assert fingerprint(ROWS[:2], eval_rows=ROWS[2:]) != first
+    assert fingerprint([*ROWS, {"q": None}], limit=3) == first
+    numbers = [{**row, "answer": 1} for row in ROWS]
+    assert fingerprint([*numbers[:2], {**numbers[2], "answer": 1.0}]) != fingerprint(numbers)
+
+
+def test_rows_of_both_splits_are_found_among_many(recipe) -> None:
+    rows = [{"q": f"q{number}"} for number in range(9000)]
+    rows[8999] = {"q": "q0"}
+    made = recipe(kind="inline", rows=rows[:6000], eval_rows=rows[5998:], prompt=PROMPT)
+    assert build(made, count_tokens=None).report.exact_duplicates_between_splits == 3
+    divided = recipe(kind="inline", rows=rows, eval_fraction=0.5, prompt=PROMPT)
+    report = build(divided, count_tokens=None).report
+    assert (report.train_rows + report.eval_rows, report.exact_duplicates_between_splits) == (
+        9000,
+        0,
+    )
 
 
 def test_the_report_is_json(recipe) -> None:
@@ -235,12 +270,11 @@ VALUES = {
 @pytest.mark.parametrize("size", [1, 100])
 def test_values_come_back_as_they_were(values, size) -> None:
     # In blocks of one row, a column begins as one type and becomes another.
-    table = RowTable()
-    for first in range(0, len(values), size):
-        table.add([{"c": value} for value in values[first : first + size]])
+    firsts = range(0, len(values), size)
+    table = join([{"c": as_array("c", values[first : first + size])} for first in firsts])
     expected = repr(values)
-    assert repr([row["c"] for row in table]) == expected
-    data = table.as_dataset()
+    assert repr([row["c"] for row in iterate_rows(table)]) == expected
+    data = as_dataset(table)
     assert repr([row["c"] for row in data]) == expected
     assert repr(data[:]["c"]) == expected
     assert repr([row["c"] for row in list_rows(data)]) == expected
@@ -261,7 +295,7 @@ def test_values_come_back_as_they_were(values, size) -> None:
     ],
 )
 def test_what_arrow_holds_exactly_stays_plain(values) -> None:
-    data = RowTable.of({"c": value} for value in values).as_dataset()
+    data = as_dataset(as_table({"c": value} for value in values))
     assert not isinstance(data.features["c"], ExactValue)
     assert [row["c"] for row in data] == values
 
@@ -279,16 +313,11 @@ def test_half_a_character_is_refused(recipe) -> None:
         assert "the column `c`" in problem_of(recipe(kind="inline", rows=rows, prompt=PROMPT)).seen
 
 
-def test_rows_are_divided_and_picked_over_blocks() -> None:
-    table = RowTable()
-    for first in range(0, 12, 3):
-        table.add([{"n": number} for number in range(first, first + 3)])
-    assert [row["n"] for row in table.pick([0, 4, 5, 11])] == [0, 4, 5, 11]
-    assert [row["n"] for row in table[2:7]] == [2, 3, 4, 5, 6]
-    taken = table.divide([1, 3, 4, 5])
-    assert [row["n"] for row in taken] == [1, 3, 4, 5]
-    assert [row["n"] for row in table] == [0, 2, 6, 7, 8, 9, 10, 11]
-    assert (len(table), table[-1]) == (8, {"n": 11})
+def test_rows_are_divided_over_blocks() -> None:
+    table = join([as_table([{"n": first}, {"n": first + 1}]) for first in range(0, 8, 2)])
+    kept = select_rows(table, [1, 3, 4, 5], without=True)
+    assert [row["n"] for row in iterate_rows(kept)] == [0, 2, 6, 7]
+    assert [row["n"] for row in iterate_rows(select_rows(table, [7, 0]))] == [0, 7]
 
 
 def test_gsm8k_is_built_whole(recipe, gsm8k) -> None:

@@ -49,6 +49,15 @@ def test_every_text_format_gives_the_same_rows(tmp_path: Path, name: str, text: 
     assert read(write(tmp_path / name, text)) == ROWS
 
 
+def test_lines_are_counted_over_blocks(tmp_path: Path) -> None:
+    row = json.dumps({"q": "x" * 2000})
+    path = write(tmp_path / "a.jsonl", f"{row}\n\n" * 900)
+    assert len(read(path)) == 900
+    assert "line 1801 is not JSON" in fail(write(path, f"{row}\n\n" * 900 + '{"q":'))
+    # Together, these lines would be rows.
+    assert "line 1 is not JSON" in fail(write(path, '{"q": [1\n2]}\n'))
+
+
 def test_packed_text_is_unpacked(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl.gz"
     path.write_bytes(gzip.compress(JSONL.encode()))

@@ -47,8 +47,9 @@ def test_counts_are_those_read_rows_gives(section, rows_file, limits) -> None:
         train, held = read.train, read.eval
         if dataset.eval_fraction:
             prompts = [str(place) for place in range(len(train))]
-            train, held = hold_out(train, prompts, dataset.eval_fraction, 1)
-            train, held = train[: dataset.limit], held[: dataset.eval_limit]
+            chosen = hold_out(prompts, dataset.eval_fraction, 1)
+            held = [train[place] for place in chosen][: dataset.eval_limit]
+            train = train[: len(train) - len(chosen)][: dataset.limit]
         assert seen.train_rows == len(train)
         assert seen.eval_rows == (None if held is None else len(held))
         assert has_eval(dataset) is (held is not None)
