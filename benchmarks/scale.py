@@ -95,7 +95,7 @@ def main() -> None:
                 name = f"{' '.join(command)}, {chosen.records:,} records"
                 measure(name, [*command, run], folder)
         if chosen.runs:
-            many = f"[make_run(Path(folder) / 'many' / str(n)) for n in range({chosen.runs})]"
+            many = f"[make_finished_run(Path(folder) / 'many', n) for n in range({chosen.runs})]"
             make("run_folders", many, folder)
             measure(f"runs list, {chosen.runs:,} runs", ["runs", "list", "--runs", "many"], folder)
 

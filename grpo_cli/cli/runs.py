@@ -12,6 +12,9 @@ from grpo_cli.errors import ExitCode, UsageError
 if TYPE_CHECKING:
     from grpo_cli.runs.removal import Removal
 
+SHOWN_RUNS = 100
+"""Runs that are listed if nothing else is asked for."""
+
 app = typer.Typer(
     help="Past runs and those in progress, from their folders alone.", no_args_is_help=True
 )
@@ -33,7 +36,9 @@ def list_(
     sort: Annotated[
         str, typer.Option(help="started, name, state, steps, reward, accuracy, duration.")
     ] = "started",
-    limit: Annotated[int | None, typer.Option(min=1, help="At most so many.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help=f"At most so many; {SHOWN_RUNS}, or all with --json.")
+    ] = None,
     json: AsJson = False,
 ) -> None:
     """List runs, the newest first: state, steps, reward, held-out result, when, how long.
@@ -43,11 +48,15 @@ def list_(
     from grpo_cli.cli import runs_view
     from grpo_cli.report.run_list import list_runs
 
-    listed = list_runs(runs, name=name, states=state or (), sort=sort, limit=limit)
+    most = limit or (None if json else SHOWN_RUNS + 1)
+    listed = list_runs(runs, name=name, states=state or (), sort=sort, limit=most)
     if json:
         output.print_json(listed)
     else:
-        runs_view.print_runs(listed, runs, filtered=bool(name or state))
+        shown = listed[: limit or SHOWN_RUNS]
+        runs_view.print_runs(shown, runs, filtered=bool(name or state))
+        if len(shown) < len(listed):
+            output.stderr().print(f"there are more than these {len(shown)} runs: see --limit")
         if sort == "accuracy":
             runs_view.print_held_out_sets(listed)
 
