@@ -186,12 +186,8 @@ def _build_data(session: Session, processing_class: Any) -> BuiltData:
     report, adapter = data.report.as_json(), fingerprint_adapter(session.recipe.model)
     before = session.folder.read_manifest()
     known = before["data"]
-    data_before = (
-        known.get("fingerprint")
-        if known.get("fingerprint_version") == report["fingerprint_version"]
-        else None
-    )
-    _refuse_change(session, "the data", data_before, str(report["fingerprint"]))
+    if known.get("fingerprint_version") == report["fingerprint_version"]:
+        _refuse_change(session, "the data", known.get("fingerprint"), str(report["fingerprint"]))
     _refuse_change(session, "`model.adapter`", before.get("adapter"), adapter)
     session.annotate_manifest(data=report, accelerator=session.describe_device())
     if adapter is not None:
