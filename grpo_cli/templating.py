@@ -36,10 +36,14 @@ def _check_time(context: Any) -> None:
 
 
 def _size(value: Any) -> int:
-    """Return the characters and entries of a value and its parts."""
-    if isinstance(value, list | tuple):
-        return 1 + sum(map(_size, value))
-    return len(value) if isinstance(value, str) else 1
+    """Return the characters and entries of a value and its parts; raises if a list has too many."""
+    if not isinstance(value, list | tuple):
+        return len(value) if isinstance(value, str) else 1
+    size = 1
+    for part in value:
+        size += _size(part)
+        _check_size(size)
+    return size
 
 
 def _check_call(name: str, value: Any, args: Iterable[Any]) -> None:
@@ -175,6 +179,8 @@ def is_unreadable(value: object) -> bool:
 
 def _refuse_unreadable(value: Any) -> Any:
     if not is_unreadable(value):
+        # A list may hold itself many times over, which shows only when it is printed.
+        _size(value)
         return value
     if value is None:
         raise ValueError("a value is empty (None) and would be printed as the word None")

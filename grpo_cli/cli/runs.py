@@ -37,7 +37,10 @@ def list_(
         str, typer.Option(help="started, name, state, steps, reward, accuracy, duration.")
     ] = "started",
     limit: Annotated[
-        int | None, typer.Option(min=1, help=f"At most so many; {SHOWN_RUNS}, or all with --json.")
+        int | None,
+        typer.Option(
+            min=1, help=f"The most runs to list; by default {SHOWN_RUNS}, or all with --json."
+        ),
     ] = None,
     json: AsJson = False,
 ) -> None:
@@ -56,7 +59,9 @@ def list_(
         shown = listed[: limit or SHOWN_RUNS]
         runs_view.print_runs(shown, runs, filtered=bool(name or state))
         if len(shown) < len(listed):
-            output.stderr().print(f"there are more than these {len(shown)} runs: see --limit")
+            output.stderr().print(
+                f"only the first {len(shown)} runs are shown; --limit N shows more"
+            )
         if sort == "accuracy":
             runs_view.print_held_out_sets(listed)
 

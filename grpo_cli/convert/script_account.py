@@ -358,9 +358,7 @@ class ScriptAccount:
                 "BitsAndBytesConfig",
             )
             if is_part or is_trainer(made) or is_config(made) or is_rows(made):
-                self.drop(
-                    code_of(node, 240), node, "this code is not called, as far as it was read"
-                )
+                self.drop(code_of(node, 240), node, "no call of this code was found")
 
     def _sweep_arguments(self, made: Object, role: str, is_reached: bool) -> None:
         reason = "it does not reach GRPOTrainer"

@@ -247,7 +247,7 @@ class Expressions:
     def lift(
         self, node: ast.AST, function: Callable[..., Any] | None, values: Sequence[Value]
     ) -> Value:
-        """Return the result of a pure function of values, as far as they are known."""
+        """Return the result of a pure function; unknown if one of the values is."""
         default = MISSING
         if function is not None:
             result = compute(function, [plain(value) for value in values])

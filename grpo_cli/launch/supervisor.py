@@ -1,7 +1,6 @@
 """Starts a planned launch, watches it, passes signals on, and settles its final status."""
 
 import contextlib
-import json
 import os
 import re
 import signal
@@ -12,11 +11,13 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from grpo_cli.errors import RunError
+from grpo_cli.errors import RunError, UsageError
 from grpo_cli.launch.plan import LaunchPlan
 from grpo_cli.launch.server_process import watched
 from grpo_cli.processes import child
+from grpo_cli.runs.files import read_file
 from grpo_cli.runs.folder import RunFolder
+from grpo_cli.runs.records import Failure
 from grpo_cli.runs.status import FINAL, BeatWatch, Status, StatusFile, live_workers
 from grpo_cli.units import format_duration
 
@@ -191,11 +192,14 @@ def _settle(
 
 def _first_failure(folder: RunFolder) -> dict[str, Any] | None:
     """Return what the process that failed first recorded: the others only see a lost connection."""
-    written = folder.failures()
-    if not written:
+    written, failures = folder.failures(), []
+    for path in written.values():
+        # A damaged one says nothing; the log has the traceback.
+        with contextlib.suppress(UsageError):
+            failures.append(read_file(path, Failure))
+    if not failures:
         return None
-    failures = [json.loads(path.read_text()) for path in written.values()]
-    first = min(failures, key=lambda failure: failure["time"])
+    first: dict[str, Any] = min(failures, key=lambda failure: failure["time"])
     silent = sorted(folder.worker_pids().keys() - written.keys())
     if silent and _LOST_CONNECTION.search(first["reason"]):
         reason = first["reason"].partition("\n")[0][:_REASON_LENGTH]

@@ -72,7 +72,7 @@ def unmet_condition(
         if name in columns
     }
     shown = "; ".join(f"{name}: {', '.join(each[:_VALUES])}" for name, each in values.items())
-    seen = f"`{condition.text}` holds for none of the {rows:,} rows ({shown:.200})"
+    seen = f"`{condition.text}` holds for none of {rows:,} rows looked at ({shown:.200})"
     return Issue(seen, "correct it, or leave it out", path, level="warning", subject="`when`")
 
 

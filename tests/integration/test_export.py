@@ -114,12 +114,12 @@ def test_a_checkpoint_and_an_adapter_are_exported(adapted):
 
 
 def test_whole_weights_are_exported_exactly(whole):
-    told = export(whole, "--to", "plain", "--max-shard-size", "50KB")
-    found = told["verification"]
-    assert found["difference"]["largest"] == 0
-    assert found["tensors"]["changed"] == found["tensors"]["expected"] > 0
-    assert sum(name.endswith(".safetensors") for name in told["files"]) > 1
-    assert {*told["files"]} == {path.name for path in (whole.folder / "plain").iterdir()}
+    result = export(whole, "--to", "plain", "--max-shard-size", "50KB")
+    verification = result["verification"]
+    assert verification["difference"]["largest"] == 0
+    assert verification["tensors"]["changed"] == verification["tensors"]["expected"] > 0
+    assert sum(name.endswith(".safetensors") for name in result["files"]) > 1
+    assert {*result["files"]} == {path.name for path in (whole.folder / "plain").iterdir()}
     half = export(whole, "--to", "half", "--dtype", "float16")
     assert half["precision"] == "float16"
 

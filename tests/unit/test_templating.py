@@ -30,6 +30,7 @@ TOO_MUCH = (
     "{% filter center(10000000000) %}x{% endfilter %}",
     DOUBLED % "{% set ns.x = ns.x + ns.x %}",
     DOUBLED % "{% set ns.x = ns.x ~ ns.x %}",
+    DOUBLED % "{% set ns.x = [ns.x, ns.x] %}",
     DOUBLED % "{% set both %}{{ ns.x }}{{ ns.x }}{% endset %}{% set ns.x = both %}",
     "{% for i in range(99999) %}{%- for j in range(99999) -%}{%- endfor -%}{% endfor %}",
     "{% for i in range(99999) %}{% set y = 'x' * 1000000 %}{% endfor %}",

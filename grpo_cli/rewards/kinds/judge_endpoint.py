@@ -303,7 +303,7 @@ class Endpoint:
         cause = error.__cause__ or error
         words = self._clean(str(cause) or type(cause).__name__)
         if isinstance(cause, ReplyTooLargeError):
-            return _RefusalError(f"{self._url}: {words}")
+            return _RefusalError(f"{self._url}: {words}. Fix: name an endpoint of chat completions")
         text = f"no server answers at {self._url} ({words}). Fix: start the server, or correct base_url"
         return _RefusalError(text, all_requests=True)
 

@@ -90,10 +90,10 @@ def test_a_run_is_judged_by_the_stage_before_and_a_collapse_is_never_good(tmp_pa
 
 def test_answers_that_were_not_scored_are_told_beside_the_numbers(tmp_path, capsys):
     run = make_finished_run(tmp_path)
-    told = {"prompts": 50, "completions": 100, "rewards": {"own": 0.3}, "accuracy": {}}
+    scored = {"prompts": 50, "completions": 100, "rewards": {"own": 0.3}, "accuracy": {}}
     unscored = {"timeouts": {"own": 13}, "failures": {"judge": 2}}
-    write_json(run.evaluations / "before.json", {**told, **unscored})
-    write_json(run.evaluations / "after.json", told)
+    write_json(run.evaluations / "before.json", {**scored, **unscored})
+    write_json(run.evaluations / "after.json", scored)
     report = RunReport(run)
     words = (
         "held out before training: 13 of 100 answers timed out in scoring (own), 2 of 100 answers failed in "
@@ -103,7 +103,7 @@ def test_answers_that_were_not_scored_are_told_beside_the_numbers(tmp_path, caps
     print_summary(report)
     assert words in " ".join(capsys.readouterr().out.split())
     assert report.summary_json()["before"]["timeouts"] == {"own": 13}
-    record = {"event": "measure", "when": "before", **told, **unscored}
+    record = {"event": "measure", "when": "before", **scored, **unscored}
     assert "; 13 of 100 answers timed out" in format_event(record)
 
 

@@ -245,7 +245,7 @@ def test_rewards_under_a_condition_are_tried_where_it_holds(attempt):
     )
     assert result(trial, "gold").rows == 6
     assert result(trial, "gold").rewards["math"] == 1.0
-    assert '`task == "poetry"` holds for none of the 12 rows (task: math, chat)' in found(
+    assert '`task == "poetry"` holds for none of 12 rows looked at (task: math, chat)' in found(
         trial, "warning"
     )
 
