@@ -79,6 +79,8 @@ launch: {{use_cpu: true}}
     return path
 
 
+# A reward that never ends gets a minute more, as it may be loading.
+@pytest.mark.slow
 def test_all_of_them_train_together(workshop, judge):
     done = workshop.grpo("train", recipe(workshop, judge))
     assert done.returncode == 0, done.stderr
@@ -103,6 +105,7 @@ def test_all_of_them_train_together(workshop, judge):
     assert all(record["rewards/judge/seconds"] > 0 for record in records)
 
 
+@pytest.mark.slow
 def test_rewards_may_be_normalized_one_by_one(workshop, judge):
     path = recipe(workshop, judge, multi_objective_aggregation="normalize_then_sum")
     done = workshop.grpo("train", path, "--set", "training.max_steps=1")

@@ -112,7 +112,7 @@ def open_trainer(folder, tmp_path, strings, **settings):
     )
 
 
-@pytest.mark.parametrize("how", ["trl", "fast", "batching"])
+@pytest.mark.parametrize("how", ["trl", "fast", pytest.param("batching", marks=pytest.mark.slow)])
 def test_training_samples_the_tokens_of_generate(tmp_path, folder, strings, expected, how):
     settings = {"generation_kwargs": {"do_sample": False}}
     if how == "batching":
