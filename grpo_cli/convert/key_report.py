@@ -209,14 +209,15 @@ Table = Mapping[str, Rule]
 
 
 @cache
-def _load_keys() -> dict[str, dict[str, Any]]:
+def load_keys() -> dict[str, dict[str, Any]]:
+    """Return `keys.yaml`."""
     text = resources.files("grpo_cli.convert").joinpath("keys.yaml").read_text("utf-8")
     return dict(yaml.safe_load(text))
 
 
 def read_keys(name: str) -> dict[str, Any]:
     """Return a part of `keys.yaml`."""
-    return _load_keys()[name]
+    return load_keys()[name]
 
 
 def by_key(reasons: Mapping[str, str]) -> dict[str, str]:

@@ -8,7 +8,7 @@ Source: trl 1.16 (`GRPOTrainer.__init__`, `GRPOConfig`).
 import ast
 from typing import Any
 
-from grpo_cli.convert.key_report import read_keys
+from grpo_cli.convert.key_report import by_key, read_keys
 from grpo_cli.convert.rewards import TRL_REWARDS, Reward
 from grpo_cli.convert.script_account import ALL_SECTIONS, Bound, is_config, is_trainer
 from grpo_cli.convert.script_model import ScriptModel
@@ -43,13 +43,6 @@ _EPISODES = {"tools": ("tools", "function"), "environment_factory": ("environmen
 """Parameters of `GRPOTrainer` that are entries of a recipe's list, and their kind there."""
 _OVERLONG = ("max_completion_len", "soft_punish_cache")
 _STOPPING = {"early_stopping_patience": "patience", "early_stopping_threshold": "min_delta"}
-_SAMPLING = {
-    **{name: name for name in "temperature top_p top_k min_p repetition_penalty".split()},
-    "stop": "stop_strings",
-    "skip_special_tokens": "skip_special_tokens",
-    "max_tokens": "max_completion_length",
-}
-"""Arguments of vLLM's `SamplingParams` → keys of `generation`."""
 
 
 class Script(ScriptModel):
@@ -184,17 +177,18 @@ class Script(ScriptModel):
 
     def _take_sampling(self, made: Object) -> None:
         """Take vLLM's `SamplingParams`, which unsloth samples with."""
-        reasons = read_keys("script-sampling")
+        table = read_keys("script-sampling")
+        reasons = by_key(table["drop"])
         for name, (value, node) in self.bind(made).items():
-            data, key = plain(value), f"generation.{_SAMPLING.get(name)}"
-            if name not in _SAMPLING:
+            data, target = plain(value), table["keep"].get(name)
+            if target is None:
                 other = "write it in `generation.generation_kwargs`"
                 self.drop_all("SamplingParams", {name: (value, node)}, reasons, other)
             elif data is MISSING:
-                self.leave(key, value, node)
+                self.leave(target, value, node)
             else:
                 data = [data] if name == "stop" and isinstance(data, str) else data
-                self.extra[key] = (f"SamplingParams.{name}", data, node)
+                self.extra[target] = (f"SamplingParams.{name}", data, node)
 
     # Rewards, tools and callbacks.
 

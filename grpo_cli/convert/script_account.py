@@ -319,7 +319,7 @@ class ScriptAccount:
             reached: What the trainer gets.
         """
         ids = {id(each) for value in reached for each in reachable(value)}
-        harmless = {*read_keys("script-harmless")}
+        harmless = {*by_key(read_keys("script-harmless"))}
         nodes = {id(made.node) for made in self.made if id(made) in self.done}
         for made in self.made:
             if id(made.node) in nodes:

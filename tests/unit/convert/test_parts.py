@@ -1,16 +1,19 @@
 """Single rules: names of earlier versions, rewards, servers, sharding, adapters, recognition."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from grpo_cli.convert.conversion import recognise
-from grpo_cli.convert.key_report import find
+from grpo_cli.convert.key_report import find, load_keys, read_keys
 from grpo_cli.convert.rewards import place_function
 from grpo_cli.errors import RecipeError, UsageError
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.recipe.yaml_tree import read_text
 from tests.unit.convert.readings import convert, reasons
+
+SCHEMA = Path(__file__).parents[3] / "recipes" / "recipe.schema.json"
 
 TRL = "model_name_or_path: m\ndataset_name: d\nreward_funcs: [think_format_reward]\n"
 
@@ -261,3 +264,28 @@ def test_a_mixture_of_trls_becomes_sources():
     }
     assert "did you mean `fraction`" in reasons(report)["datasets.2.fractoin"]
     Recipe.model_validate({"name": "a", **report.recipe, "rewards": [{"kind": "exact"}]})
+
+
+def is_in_schema(node, steps, schema):
+    """Whether the schema of recipes has a key; below a mapping without keys of its own anything may be."""
+    if "$ref" in node:
+        return is_in_schema(schema["$defs"][node["$ref"].rpartition("/")[2]], steps, schema)
+    if not steps or (node.get("type") == "object" and "properties" not in node):
+        return True
+    options = [each for kind in ("anyOf", "oneOf") for each in node.get(kind, ())]
+    if steps[0] in node.get("properties", {}):
+        return is_in_schema(node["properties"][steps[0]], steps[1:], schema)
+    return any(is_in_schema(each, steps, schema) for each in options)
+
+
+def test_every_target_of_the_tables_is_a_key_of_recipes():
+    schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
+    targets = {*read_keys("swift-defaults")}
+    for name in load_keys():
+        for part in (read_keys(name).get("keep", {}), read_keys(name).get("switch", {})):
+            targets |= {each[0] if isinstance(each, list) else each for each in part.values()}
+    targets |= {*read_keys("init_kwargs").values(), *read_keys("script-targets").values()}
+    assert len(targets) > 60
+    assert [
+        each for each in sorted(targets) if not is_in_schema(schema, each.split("."), schema)
+    ] == []

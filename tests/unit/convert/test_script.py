@@ -484,7 +484,10 @@ def test_vllms_sampling_parameters_have_a_home():
     made = "SamplingParams(top_k=40, stop='</a>', seed=7)"
     report = convert(f"args = GRPOConfig(use_vllm=True, vllm_sampling_params={made})\n{TAIL}")
     generation = report.recipe["generation"]
-    assert (generation["top_k"], generation["stop_strings"]) == (40, ["</a>"])
+    assert (generation["top_k"], generation["generation_kwargs"]) == (
+        40,
+        {"stop_strings": ["</a>"]},
+    )
     assert set(reasons(report)) == {"SamplingParams.seed"}
 
 
