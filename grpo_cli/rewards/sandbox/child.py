@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-    from grpo_cli.rewards.sandbox.peer import Peer
+    from grpo_cli.rewards.sandbox.rules import TestPeer
 
 READY = b"ready\n"
 """Begins the report before the program runs; anything else is why it could not be run."""
@@ -38,13 +38,9 @@ def main() -> None:
     and a marshalled check of `check_size`, 0 for none), and `parent`.
     """
     job = SimpleNamespace(**marshal.loads(bytes.fromhex(sys.argv[1])))
-    peer: type[Peer] | None = None
     if job.check_size:
         # Now, as the confined process cannot read it; not before, as it takes time.
-        from grpo_cli.rewards.sandbox import peer as peers
-        from grpo_cli.rewards.sandbox import unit_tests  # noqa: F401
-
-        peer = peers.Peer
+        from grpo_cli.rewards.sandbox import rules, unit_tests  # noqa: F401
     try:
         # A signal to end waits until it is known which process to end.
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
@@ -57,7 +53,7 @@ def main() -> None:
             confinement.confine(job)
             # The first entry is where this module was found.
             sys.path = [*sys.path[1:], *job.packages]
-            _run(job, peer)
+            _run(job)
     except OSError as error:
         os.write(job.report, str(error).encode(errors="replace"))
         os._exit(1)
@@ -65,10 +61,10 @@ def main() -> None:
         _watch(child, job.source)
 
 
-def _run(job: SimpleNamespace, peer: "type[Peer] | None") -> None:
+def _run(job: SimpleNamespace) -> None:
     """Give up the last rights, and run the program; with a test, in a process of its own."""
     text = _read(job.source, job.size)
-    if peer is None:
+    if not job.check_size:
         confinement.deny_calls(job.protections)
         os.write(job.report, READY)
         os.close(job.source)
@@ -83,12 +79,12 @@ def _run(job: SimpleNamespace, peer: "type[Peer] | None") -> None:
         confinement.hide(False)
         confinement.bind_to_parent()
         confinement.deny_calls(job.protections)
-        _serve_program(text, peer, requests[0], replies[1])
+        _serve_program(text, requests[0], replies[1])
     for descriptor in (requests[0], replies[1]):
         os.close(descriptor)
     confinement.deny_calls(job.protections)
     os.write(job.report, READY)
-    _run_test(job, peer(replies[0], requests[1]), program)
+    _run_test(job, replies[0], requests[1], program)
 
 
 def _watch(child: int, source: int) -> None:
@@ -135,10 +131,12 @@ def _run_alone(text: bytes, report: int) -> None:
         _fail(report, _describe(error))
 
 
-def _serve_program(text: bytes, make_peer: "type[Peer]", requests: int, replies: int) -> None:
+def _serve_program(text: bytes, requests: int, replies: int) -> None:
     """Run a program, and then what its test asks for, until the test ends."""
+    from grpo_cli.rewards.sandbox.peer import ProgramPeer
+
     module = _make_module("program")
-    peer = make_peer(requests, replies, module.__dict__)
+    peer = ProgramPeer(requests, replies, module)
     try:
         exec(compile(text, "program.py", "exec", dont_inherit=True), module.__dict__)
         peer.tell("ready")
@@ -148,18 +146,20 @@ def _serve_program(text: bytes, make_peer: "type[Peer]", requests: int, replies:
     _leave(1)
 
 
-def _run_test(job: SimpleNamespace, peer: "Peer", program: int) -> None:
+def _run_test(job: SimpleNamespace, replies: int, requests: int, program: int) -> None:
     """Run a test, which calls what the program in process `program` defined."""
     from grpo_cli.rewards.sandbox.peer import Ended
+    from grpo_cli.rewards.sandbox.rules import TestPeer
 
+    peer = TestPeer(replies, requests)
     check = marshal.loads(_read(job.source, job.check_size))
     sys.argv = ["program.py"]
     try:
         if fault := peer.await_program():
             _fail(job.report, fault)
         value = encode(_evaluate(peer, check), describe_result)
-        if peer.judge.refusal:
-            _fail(job.report, peer.judge.refusal)
+        if peer.refusal:
+            _fail(job.report, peer.refusal)
         send(job.report, {"value": value})
         _leave(0)
     except Ended:
@@ -167,10 +167,10 @@ def _run_test(job: SimpleNamespace, peer: "Peer", program: int) -> None:
         ended = f"the program ended itself (exit code {code})"
         _fail(job.report, f"ended by signal {-code}" if code < 0 else ended)
     except BaseException as error:
-        _fail(job.report, peer.judge.refusal or _describe(error))
+        _fail(job.report, peer.refusal or _describe(error))
 
 
-def _evaluate(peer: "Peer", check: "dict[str, Any]") -> "Any":
+def _evaluate(peer: "TestPeer", check: "dict[str, Any]") -> "Any":
     """Return the value of a test: of its expression, or of its call."""
     from grpo_cli.rewards.sandbox import unit_tests
 

@@ -1,74 +1,64 @@
 """Calls between the process that runs a program and the process that runs its test: JSON, one message a line.
 
 What crosses is a copy: exact plain data, and data of the standard library that is made anew from plain data.
-Objects stay where they are; `objects.py` says what the other process can do with them.
+Objects stay where they are; `rules.py` says what a test can do with a program's.
 """
 
 import builtins
+import operator
 import os
-import sys
 from _json import make_scanner
 from _thread import RLock
 from types import SimpleNamespace
 
-from grpo_cli.rewards.sandbox.objects import (
-    CLAIMS,
-    Class,
-    Judge,
-    Operand,
-    Refused,
-    Remote,
-    Unjudged,
-    copy_plain,
-    operate_on,
+from grpo_cli.rewards.sandbox.values import (
+    decode,
+    describe_error,
+    encode,
+    find_class,
+    make_error,
+    name_classes,
+    send,
 )
-from grpo_cli.rewards.sandbox.values import decode, encode, send, text_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from typing import Any
 
-_LIBRARY: "dict[tuple[str, str], Callable[[Any], Any]]" = {
-    ("datetime", "date"): lambda value: value.__reduce__()[1],
-    ("datetime", "time"): lambda value: value.__reduce__()[1],
-    ("datetime", "datetime"): lambda value: value.__reduce__()[1],
-    ("datetime", "timedelta"): lambda value: (value.days, value.seconds, value.microseconds),
-    ("datetime", "timezone"): lambda value: (value.utcoffset(None),),
-    ("decimal", "Decimal"): lambda value: (str(value),),
-    ("fractions", "Fraction"): lambda value: (value.numerator, value.denominator),
-    ("collections", "deque"): lambda value: (list(value), value.maxlen),
-    ("collections", "Counter"): lambda value: (dict(value),),
-    ("collections", "OrderedDict"): lambda value: (dict(value),),
-    ("collections", "defaultdict"): lambda value: (
-        value.default_factory if value.default_factory in vars(builtins).values() else None,
-        dict(value),
-    ),
-    ("builtins", "range"): lambda value: (value.start, value.stop, value.step),
-    ("builtins", "dict_keys"): lambda value: (list(value),),
-    ("builtins", "dict_values"): lambda value: (list(value),),
-    ("builtins", "dict_items"): lambda value: (list(value),),
-    ("array", "array"): lambda value: (value.typecode, value.tolist()),
-    ("re", "Match"): lambda value: (
-        value.re.pattern,
-        value.re.flags,
-        value.string,
-        value.start(),
-        value.endpos,
-    ),
-    ("numpy", "ndarray"): lambda value: (value.tolist(), value.dtype.str),
-}
-"""Library classes whose objects the other process makes anew, and the arguments for that."""
-_MADE_BY: "dict[tuple[str, str], Callable[..., Any]]" = {
-    ("builtins", "dict_keys"): lambda keys: dict.fromkeys(keys).keys(),
-    ("builtins", "dict_values"): lambda values: dict(enumerate(values)).values(),
-    ("builtins", "dict_items"): lambda items: dict(items).items(),
-    ("re", "Match"): lambda pattern, flags, *where: (
-        __import__("re").compile(pattern, flags).match(*where)
-    ),
-    ("numpy", "ndarray"): lambda *parts: __import__("numpy").array(*parts),
-}
+_BINARY = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift".split()
+ARITHMETIC = [f"__{side}{name}__" for name in _BINARY for side in ("", "r", "i")]
+COMPARISONS = [f"__{name}__" for name in "eq lt le gt ge".split()]
+PLAIN = (int, float, complex, str, bytes, list, tuple, dict, set, frozenset)
 _MUTABLE = (list, dict, set, bytearray)
+_READABLE_DUNDERS = ("__name__", "__doc__", "__dict__", "__qualname__")
+
+_REDUCED = {
+    (module, name)
+    for module, names in {
+        "builtins": "range",
+        "collections": "deque Counter OrderedDict defaultdict",
+        "datetime": "date time datetime timedelta timezone",
+        "decimal": "Decimal",
+        "fractions": "Fraction",
+    }.items()
+    for name in names.split()
+}
+"""Library classes whose objects the other process makes anew from what `pickle` would write."""
+_LIBRARY: "dict[tuple[str, str], tuple[Callable[..., Any], Callable[..., Any]]]" = {
+    ("builtins", "dict_keys"): (list, lambda *keys: dict.fromkeys(keys).keys()),
+    ("builtins", "dict_values"): (list, lambda *values: dict(enumerate(values)).values()),
+    ("builtins", "dict_items"): (list, lambda *items: dict(items).items()),
+    ("re", "Match"): (
+        lambda value: (value.re.pattern, value.re.flags, value.string, value.start(), value.endpos),
+        lambda pattern, flags, *where: __import__("re").compile(pattern, flags).match(*where),
+    ),
+    ("numpy", "ndarray"): (
+        lambda value: (value.tolist(), value.dtype.str),
+        lambda *parts: __import__("numpy").array(*parts),
+    ),
+}
+"""Others: what is sent, and what makes them of that."""
 _scan = make_scanner(
     SimpleNamespace(  # type: ignore[arg-type]
         strict=False,
@@ -78,135 +68,160 @@ _scan = make_scanner(
         **dict.fromkeys(("parse_constant", "object_hook", "object_pairs_hook")),
     )
 )
-_READABLE = ("test", "collections", "random", "_io")
-"""Modules of the classes whose objects a program may read, if a test passes one."""
 
 
 class Ended(BaseException):
     """The other process is gone."""
 
 
+class Refused(BaseException):
+    """A program's object was asked what only plain data may answer."""
+
+
+class Remote:
+    """A function of the program's, in its test."""
+
+    __slots__ = ("_remote",)
+
+    def __init__(self, peer: "Peer", number: int, name: str = "") -> None:
+        # `made` and `told` are of `rules.py`.
+        content = SimpleNamespace(peer=peer, number=number, name=name, made=None, told=False)
+        object.__setattr__(self, "_remote", content)
+
+    def __getattr__(self, name: str) -> "Any":
+        # Libraries read memory at addresses found under such names.
+        if name.startswith("__") and name not in _READABLE_DUNDERS:
+            raise AttributeError(name)
+        return self._remote.peer.get(self, name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        self._remote.peer.ask("set", self._remote.number, name, value)
+
+    def __repr__(self) -> str:
+        return self._remote.peer.operate(self, "__repr__", ())
+
+    def __call__(self, *args: "Any", **kwargs: "Any") -> "Any":
+        """Call the object in its own process."""
+        return self._remote.peer.call(self, args, kwargs)
+
+
+class Operand(Remote):
+    """An object with operators: of the test's, in the program; in the test, of a class that it names."""
+
+    __slots__ = ()
+
+
+def _advance(items: "Any", sent: object) -> object:
+    return next(items) if sent is None else items.send(sent)
+
+
+def _copy_plain(value: "Any") -> "Any":
+    """Return a copy in the plain class that an object's class is derived from; None if it is not."""
+    base = next((base for base in PLAIN if isinstance(value, base)), None)
+    return base and (str.__str__(value) if base is str else base(value))
+
+
+_FUNCTIONS: "dict[str, Callable[..., Any]]" = {
+    **{
+        f"__{name}__": getattr(builtins, name)
+        for name in "next len bool str repr abs int float reversed round hash format".split()
+    },
+    **{
+        f"__{name}__": getattr(operator, name)
+        for name in "neg invert getitem setitem delitem contains".split()
+    },
+    **{f"__i{name}__": getattr(operator, f"__i{name}__") for name in _BINARY},
+    "__iter__": lambda value: (item for item in value),
+}
+_ACTIONS: "dict[str, Callable[..., Any]]" = {
+    **_FUNCTIONS,
+    "get": getattr,
+    "set": setattr,
+    "next": _advance,
+    "copy": _copy_plain,
+}
+_METHODS = [*COMPARISONS, *ARITHMETIC, "__enter__", "__exit__"]
+
+
+def operate_on(value: "Any", name: str, *args: "Any") -> "Any":
+    """Do what Python does for an operator's method, or another action on an object."""
+    if name in _ACTIONS:
+        return _ACTIONS[name](value, *args)
+    if name not in _METHODS:
+        raise AttributeError(name)
+    method = getattr(type(value), name, None)
+    return NotImplemented if method is None else method(value, *args)
+
+
+def _forward(name: str) -> "Callable[..., Any]":
+    return lambda self, *args: self._remote.peer.operate(self, name, args)
+
+
+for _name in (*_FUNCTIONS, *_METHODS):
+    setattr(Operand, _name, _forward(_name))
+
+
 class Peer:
-    """One end of the conversation.
+    """One end of the conversation: what both have."""
 
-    Args:
-        read: Descriptor that messages are read from.
-        write: Descriptor they are written to.
-        program: The program's own names, at its end; None at the test's.
-    """
-
-    def __init__(self, read: int, write: int, program: "dict[str, Any] | None" = None) -> None:
+    def __init__(self, read: int, write: int, *objects: object) -> None:
         self._read, self._write = read, write
-        self._program = program
         self._waiting = b""
         self._lock = RLock()
-        self._objects: list[Any] = []
+        self._objects: list[Any] = [*objects]
         self._numbers: dict[int, int] = {}
         self._remotes: dict[int, Any] = {}
-        self._named: dict[type, int] = {}
-        self._errors: dict[str, type[BaseException]] = {}
-        self._capitalized: set[int] = set()
-        self._is_naming = False
-        self.judge = Judge(self)
 
-    def ask(self, what: str, *parts: object, ends: bool = False) -> "Any":
-        """Have the other process do something; return its result, or raise its exception.
-
-        Args:
-            what: One of the actions.
-            parts: What it is done with.
-            ends: Whether the result may be that there are no more items.
-        """
+    def ask(self, what: str, number: int, *parts: object) -> "Any":
+        """Have the other process do something with its object; return the result, or raise its exception."""
         with self._lock:
-            self.tell(what, *map(self.pack, parts))
+            self.tell(what, number, *map(self._pack, parts))
             while True:
-                kind, *rest = self._receive()
+                kind, *rest = self.receive()
                 if kind == "value":
-                    return self.unpack(rest[0])
+                    return self._unpack(rest[0])
                 if kind == "error":
-                    error = self._make_error(*rest)
+                    error = make_error(*rest)
                     # Raised by a function, it would end the test's own loops over `map` and `zip`.
-                    if isinstance(error, StopIteration) and not ends:
+                    if isinstance(error, StopIteration) and what not in ("next", "__next__"):
                         error = RuntimeError("the program raised StopIteration")
                     raise error
                 self._answer(kind, *rest)
 
     def get(self, target: Remote, name: str) -> "Any":
         """Return an attribute of the other's object."""
-        if self._program is None:
-            return self.judge.get(target, name)
         return self.ask("get", target._remote.number, name)
-
-    def call(self, number: int, args: "tuple[Any, ...]", kwargs: "dict[str, Any]") -> "Any":
-        """Call the other's function; lists and the like that it changes are changed here too."""
-        value, changes, returned = self.ask("call", number, list(args), kwargs)
-        for index, change in changes.items():
-            _replace(args[index], change)
-        return value if returned is None else args[returned]
-
-    def make(self, number: int, args: "tuple[Any, ...]", kwargs: "dict[str, Any]") -> "Any":
-        """Have the program make an instance of its class."""
-        value = self.call(number, args, kwargs)
-        if isinstance(value, Operand) and value._remote.made is None:
-            value._remote.made = number in self._capitalized
-        return value
 
     def operate(self, target: Remote, name: str, args: "tuple[Any, ...]") -> "Any":
         """Use an operator of the other's object."""
-        if self._program is None:
-            return self.judge.operate(target, name, args)
-        return self.ask("operate", target._remote.number, name, list(args), ends=name == "__next__")
+        return self.ask(name, target._remote.number, *args)
 
-    def await_program(self) -> "str | None":
-        """Wait until the program has run; return why it failed, if it did."""
-        kind, *rest = self._receive()
-        return None if kind == "ready" else str(rest[0])
+    def call(self, target: "Any", args: "tuple[Any, ...]", kwargs: "dict[str, Any]") -> "Any":
+        """Call the other's function; lists and the like that it changes are changed here too."""
+        number = self.describe(target)[1]
+        value, changes, returned = self.ask("call", number, list(args), kwargs)
+        for index, new in changes.items():
+            old = args[index]
+            if type(old) is type(new) and type(old) in _MUTABLE:
+                old.clear()
+                (old.update if type(old) in (dict, set) else old.extend)(new)
+        return value if returned is None else args[returned]
 
     def serve(self) -> None:
         """Do what the other process asks for, until it is gone."""
         while True:
-            self._answer(*self._receive())
+            self._answer(*self.receive())
 
     def tell(self, *message: object) -> None:
         """Send one message, in which all values are packed."""
         send(self._write, message)
 
-    def names(self, used: "list[str]", everywhere: "list[str]") -> "dict[str, Any]":
-        """Return the program's objects by those names that a test uses and the program defines.
-
-        Args:
-            used: The names.
-            everywhere: Those that may name classes.
-        """
-        # Before their instances, which name them.
-        for each in self.ask("classes", everywhere):
-            self._add_class(*each)
-        self._is_naming = True
-        found = self.ask("names", used)
-        self._is_naming = False
-        found = {name: found[name] for name in used if name in found}
-        for name, value in found.items():
-            if type(value) is Remote:
-                value._remote.made = True
-            elif type(value) is Class and not name.lstrip("_")[:1].isupper():
-                # By convention, `f(2)` means a function and `Stack()` a class.
-                self._capitalized.discard(value._identity[1])
-        return found
-
-    def pack(self, value: object) -> object:
-        """Return a value as it is sent."""
-        return encode(value, self._describe)
-
-    def unpack(self, written: object) -> "Any":
-        """Return the value that was sent; `Unjudged` for what cannot be."""
-        return decode(written, self._resolve)
-
-    def _receive(self) -> "Any":
+    def receive(self) -> "Any":
+        """Return the next message."""
         parts = [self._waiting]
         while b"\n" not in parts[-1]:
             parts.append(os.read(self._read, 1 << 16))
             if not parts[-1]:
-                self.judge.refusal = "the program ended itself"
                 raise Ended
         line, _, self._waiting = b"".join(parts).partition(b"\n")
         try:
@@ -214,241 +229,129 @@ class Peer:
         except StopIteration:
             raise Ended from None
 
-    def _answer(self, what: str, *packed: object) -> None:
+    def _answer(self, what: str, number: int, *packed: object) -> None:
         try:
-            if what in ("names", "classes"):
-                value = getattr(self, f"_find_{what}")(*map(self.unpack, packed))
-            else:
-                # By number: only what was passed can be reached.
-                target, *parts = map(self.unpack, packed)
-                value = getattr(self, f"_do_{what}")(self._objects[target], *parts)
-            self.tell("value", self.pack(value))
+            # By number: only what was passed can be reached.
+            value = self.do(what, self._objects[number], *map(self._unpack, packed))
+            self.tell("value", self._pack(value))
         except (Ended, Refused):
             raise
         except BaseException as error:
-            self.tell("error", *self._describe_error(error))
+            self.tell("error", *describe_error(error))
 
-    def _do_call(self, target: "Any", args: "Any", kwargs: "Any") -> "Any":
-        """Return a call's result, the arguments that it changed, and which one it returned, by their indices."""
-        before = {at: self.pack(each) for at, each in enumerate(args) if type(each) in _MUTABLE}
+    def do(self, what: str, target: "Any", *parts: "Any") -> "Any":
+        """Do what the other process asks for.
+
+        A call returns its result, the arguments that it changed, and which one it returned, by their indices.
+        """
+        if what != "call":
+            return operate_on(target, what, *parts)
+        args, kwargs = parts
+        before = {at: self._pack(each) for at, each in enumerate(args) if type(each) in _MUTABLE}
         value = target(*args, **kwargs)
-        changes = {at: args[at] for at, old in before.items() if self.pack(args[at]) != old}
+        changes = {at: args[at] for at, old in before.items() if self._pack(args[at]) != old}
         returned = next((at for at in before if args[at] is value), None)
         return value if returned is None else None, changes, returned
 
-    def _do_get(self, target: "Any", name: str) -> "Any":
-        self._permit(target, name)
-        return getattr(target, name)
+    def _pack(self, value: object) -> object:
+        return encode(value, self.describe)
 
-    def _do_set(self, target: "Any", name: str, value: object) -> None:
-        self._permit(target, name)
-        if self._program is None and callable(getattr(type(target), name, None)):
-            raise AttributeError(f"{name} is a method of the test's")
-        setattr(target, name, value)
+    def _unpack(self, written: object) -> "Any":
+        return decode(written, self.resolve)
 
-    def _do_operate(self, target: "Any", name: str, args: "Any") -> "Any":
-        return operate_on(target, name, args)
-
-    def _do_copy(self, target: "Any") -> "Any":
-        return copy_plain(target)
-
-    def _do_next(self, target: "Any", sent: object) -> "Any":
-        return next(target) if sent is None else target.send(sent)
-
-    def _permit(self, target: "Any", name: str) -> None:
-        if (
-            self._program is None
-            and (type(target).__module__ not in _READABLE or name.startswith("_"))
-            and name not in ("__name__", "__qualname__", "__doc__")
-        ):
-            raise AttributeError(name)
-
-    def _find_names(self, names: "list[str]") -> "dict[str, Any]":
-        known = self._program or {}
-        return {name: known[name] for name in names if name in known}
-
-    def _find_classes(self, names: "list[str]") -> "list[tuple[int, str, list[int]]]":
-        """Return the classes of these names, each after those it is derived from."""
-        classes = {each for each in self._find_names(names).values() if isinstance(each, type)}
-        self._named = {
-            each: self._number(each)
-            for each in sorted(classes, key=lambda each: len(each.__mro__))
-            if not issubclass(each, BaseException) and each.__module__ != "builtins"
-        }
-        return [
-            (
-                number,
-                each.__name__,
-                [self._named[base] for base in each.__mro__[1:] if base in self._named],
-            )
-            for each, number in self._named.items()
-        ]
-
-    def _number(self, value: object) -> int:
+    def describe(self, value: "Any") -> "Any":
+        """Return how a value is sent that is not plain data."""
+        kind = type(value)
+        if isinstance(value, Remote):
+            return ["own", value._remote.number]
+        if value is NotImplemented:
+            return ["nothing"]
+        name = kind.__module__, kind.__name__
+        if name in _REDUCED:
+            _, *parts = value.__reduce__()
+            # The arguments, a state that is empty, and iterators over items and pairs.
+            return ["reduced", *name, *(self._pack(list(part or ())) for part in parts)]
+        if name in _LIBRARY:
+            return ["library", *name, self._pack(list(_LIBRARY[name][0](value)))]
+        if kind.__bases__ == (tuple,) and hasattr(kind, "_fields"):
+            return ["tuple", kind.__name__, list(kind._fields), self._pack(tuple(value))]
+        if kind.__module__ == "numpy" and hasattr(value, "item"):
+            return self._pack(value.item())
+        if isinstance(value, type) and issubclass(value, BaseException):
+            return ["error", name_classes(value)]
+        if isinstance(value, type) and value.__module__ == "builtins":
+            return ["type", value.__name__]
         number = self._numbers.get(id(value))
         if number is None:
             number = self._numbers[id(value)] = len(self._objects)
             self._objects.append(value)
-        return number
+        return self.describe_object(value, number, str(kind.__name__)[:80])
 
-    def _describe(self, value: "Any") -> object:
-        kind = type(value)
-        if isinstance(value, Remote):
-            return ["own", value._remote.number]
-        if kind is Unjudged or kind is Class:
-            return ["own", value._number if kind is Unjudged else value._identity[1]]
-        if value is NotImplemented:
-            return ["nothing"]
-        if arguments := _LIBRARY.get((kind.__module__, kind.__name__)):
-            return ["library", kind.__module__, kind.__name__, self.pack(arguments(value))]
-        if kind.__bases__ == (tuple,) and hasattr(kind, "_fields"):
-            return ["tuple", kind.__name__, list(kind._fields), self.pack(tuple(value))]
-        if kind.__module__ == "numpy" and hasattr(value, "item"):
-            return self.pack(value.item())
-        if isinstance(value, type) and issubclass(value, BaseException):
-            return ["error", _class_names(value)]
-        if isinstance(value, type) and value.__module__ == "builtins":
-            return ["type", value.__name__]
-        return self._describe_object(value, kind)
+    def describe_object(self, value: "Any", number: int, name: str) -> object:
+        """Return how an object is sent that stays here."""
+        return ["object", number, name]
 
-    def _describe_object(self, value: "Any", kind: type) -> object:
-        number = self._number(value)
-        name = str(getattr(kind, "__name__", ""))[:80]
-        if self._program is None:
-            return ["object", number, name]
-        if isinstance(value, type) and value in self._named:
-            return ["class", number]
-        of = next((self._named[base] for base in kind.__mro__ if base in self._named), None)
-        if of is not None:
-            return ["instance", number, name, of]
-        if hasattr(kind, "__next__"):
-            return ["iterator", number]
-        return ["function", number] if callable(value) else ["other", number, name]
+    def resolve(self, mark: str, *parts: "Any") -> object:
+        """Return what `describe` wrote."""
+        match mark:
+            case "own":
+                return self._objects[parts[0]]
+            case "nothing":
+                return NotImplemented
+            case "reduced" if parts[:2] in _REDUCED:
+                module, name, arguments, *_ = parts
+                value = getattr(__import__(module), name)(*self._unpack(arguments))
+                _, items, pairs = (*map(self._unpack, parts[3:]), (), (), ())[:3]
+                for item in items:
+                    value.append(item)
+                for key, item in pairs:
+                    value[key] = item
+                return value
+            case "library" if parts[:2] in _LIBRARY:
+                return _LIBRARY[parts[:2]][1](*self._unpack(parts[2]))
+            case "tuple":
+                from collections import namedtuple
 
-    def _resolve(self, mark: str, *parts: "Any") -> object:
-        if mark == "own":
-            return self._objects[parts[0]]
-        if mark == "nothing":
-            return NotImplemented
-        if mark == "error":
-            error = self._error_class(parts[0])
-            is_caught = self._program is None and issubclass(AssertionError, error)
-            # `except Own`, if `Own` were this, would pass what the test asserts.
-            return self._resolve_object("other", -1, error.__name__) if is_caught else error
-        if mark == "type":
-            if isinstance(found := vars(builtins).get(parts[0]), type):
+                return namedtuple(parts[0], parts[1])(*self._unpack(parts[2]))
+            case "error":
+                return find_class(parts[0])
+            case "type" if isinstance(found := vars(builtins)[parts[0]], type):
                 return found
-            raise LookupError(parts[0])
-        if mark == "library" and (parts[0], parts[1]) in _LIBRARY:
-            make = _MADE_BY.get((parts[0], parts[1])) or getattr(__import__(parts[0]), parts[1])
-            return make(*self.unpack(parts[2]))
-        if mark == "tuple":
-            from collections import namedtuple
+        return self.resolve_object(mark, *parts)
 
-            if not CLAIMS.isdisjoint(parts[1]):
-                raise ValueError(parts[1])
-            return namedtuple(parts[0], parts[1])(*self.unpack(parts[2]))
-        return self._resolve_object(mark, *parts)
-
-    def _resolve_object(self, mark: str, number: int, name: str = "", of: int = 0) -> object:
-        if mark == "class":
-            # One that a program returns is a function: what it makes is a result.
-            return self._remotes[number] if self._is_naming else Remote(self, number)
-        if mark == "iterator":
-            return self.iterate(number)
-        if mark == "other":
-            why = "is not plain data, and the test does not name its class"
-            return Unjudged(number, lambda: self.judge.refuse(name, why))
-        if number not in self._remotes:
-            make: Any = {"instance": self._remotes.get(of), "object": Operand, "function": Remote}[
-                mark
-            ]
-            self._remotes[number] = type.__call__(make, self, number, name)
-        else:
-            # What a program returns is not what the test made.
-            self._remotes[number]._remote.made = False
-        return self._remotes[number]
-
-    def iterate(self, number: int) -> "Iterator[Any]":
-        """Yield the items of an iterator of the other process."""
-        sent = None
-        while True:
-            try:
-                item = self.ask("next", number, sent, ends=True)
-            except StopIteration:
-                return
-            sent = yield item
-
-    def _add_class(self, number: int, name: str, bases: "list[int]") -> None:
-        """Make a class that stands for the program's."""
-        parents: list[type] = []
-        for base in (self._remotes[each] for each in bases):
-            if not any(issubclass(each, base) for each in parents):
-                parents.append(base)
-        content = {"__slots__": (), "_identity": (self, number)}
-        self._remotes[number] = Class(name, tuple(parents) or (Operand,), content)
-        self._capitalized.add(number)
-
-    def _describe_error(self, error: BaseException) -> "list[object]":
-        """Return an exception's classes, text, cause, and what is plain of its arguments and attributes."""
-        plain = {}
-        for name, value in {"args": error.args, **getattr(error, "__dict__", {})}.items():
-            try:
-                plain[name] = encode(value, _reject)
-            except (TypeError, RecursionError):
-                continue
-        cause = error.__cause__ and self._describe_error(error.__cause__)
-        return [_class_names(type(error)), encode(text_of(error)), plain, cause]
-
-    def _make_error(
-        self,
-        names: "list[list[str]]",
-        text: str,
-        plain: "dict[str, Any]",
-        cause: "list[Any] | None",
-    ) -> BaseException:
-        values = {name: decode(value) for name, value in plain.items()}
-        try:
-            arguments: Any = values.pop("args", (text,))
-            error = self._error_class(names)(*arguments)
-        except Exception:
-            error = Exception(text)
-        vars(error).update(values, _text=text)
-        error.__cause__ = self._make_error(*cause) if cause else None
-        return error
-
-    def _error_class(self, names: "list[list[str]]") -> "type[BaseException]":
-        """Return the exception that both processes have, or make one that is derived from such."""
-        (module, name), *bases = names
-        if module == "test" or module in sys.stdlib_module_names:
-            known = getattr(sys.modules.get(module), name, None)
-            if isinstance(known, type) and issubclass(known, BaseException):
-                # A program may not skip a test.
-                return known if not known.__module__.startswith("unittest") else Exception
-        if name not in self._errors:
-            parents: list[type] = []
-            for index in range(len(bases) - 1):
-                base = self._error_class(bases[index:])
-                if not any(issubclass(each, base) for each in parents):
-                    parents.append(base)
-            content = {"__str__": _own_text, "__module__": module}
-            self._errors[name] = type(name, tuple(parents) or (Exception,), content)
-        return self._errors[name]
+    def resolve_object(self, mark: str, number: int, name: str, *_: object) -> object:
+        """Return what stands for an object of the other process."""
+        return self._remotes.setdefault(number, Operand(self, number, name))
 
 
-def _own_text(error: BaseException) -> str:
-    return str(vars(error).get("_text", BaseException.__str__(error)))
+class ProgramPeer(Peer):
+    """The program's end: whatever it sends is its own word. Its first object is the program's module."""
 
+    _tested: "frozenset[type]" = frozenset()
+    """Classes that the test names."""
 
-def _reject(value: object) -> "Any":
-    raise TypeError(value)
+    def do(self, what: str, target: "Any", *parts: "Any") -> "Any":
+        """Also find a program's names."""
+        if what != "names":
+            return super().do(what, target, *parts)
+        used, everywhere = parts
+        names = vars(target)
+        classes = [names[name] for name in everywhere if isinstance(names.get(name), type)]
+        self._tested = frozenset(
+            each
+            for each in classes
+            if not issubclass(each, BaseException) and each.__module__ != "builtins"
+        )
+        return {name: names[name] for name in used if name in names}
 
-
-def _class_names(kind: "type[BaseException]") -> "list[list[str]]":
-    return [[str(each.__module__), each.__name__] for each in kind.__mro__]
-
-
-def _replace(old: "Any", new: "Any") -> None:
-    if type(old) is type(new) and type(old) in _MUTABLE:
-        old.clear()
-        (old.update if type(old) in (dict, set) else old.extend)(new)
+    def describe_object(self, value: "Any", number: int, name: str) -> object:
+        """Return how an object is sent: as an instance, if the test names its class."""
+        if isinstance(value, type) and value in self._tested:
+            bases = [self.describe(base) for base in value.__mro__[1:] if base in self._tested]
+            return ["class", number, value.__name__, bases]
+        for base in type(value).__mro__:
+            if base in self._tested:
+                return ["instance", number, name, self.describe(base)]
+        if hasattr(type(value), "__next__"):
+            return ["iterator", number, name]
+        return ["function" if callable(value) else "other", number, name]

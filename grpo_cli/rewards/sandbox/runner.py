@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from grpo_cli.errors import RewardError
-from grpo_cli.rewards.sandbox import peer, unit_tests  # noqa: F401
+from grpo_cli.rewards.sandbox import rules, unit_tests  # noqa: F401
 from grpo_cli.rewards.sandbox.child import READY
 from grpo_cli.rewards.sandbox.confinement import TASKS, is_namespaced
 from grpo_cli.rewards.sandbox.values import Opaque, decode

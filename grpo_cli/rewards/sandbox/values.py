@@ -1,10 +1,11 @@
-"""Plain data on its way between processes, as JSON that keeps Python's types.
+"""Plain data and exceptions on their way between processes, as JSON that keeps Python's types.
 
 Reading trusts nothing: whatever was written, the result is plain data, in which everything else is `Opaque` and
 equal to nothing.
 """
 
 import os
+import sys
 from _json import encode_basestring_ascii, make_encoder
 
 TYPE_CHECKING = False
@@ -17,23 +18,19 @@ _SHORT = 1 << 63
 """From here on, integers are written in hexadecimal: Python reads no decimal ones of thousands of digits."""
 _SEQUENCES: "dict[str, Callable[..., Any]]" = {"l": list, "t": tuple, "s": set, "z": frozenset}
 _MARKS: "dict[Any, str]" = {kind: mark for mark, kind in _SEQUENCES.items()}
-
-
-def _read_ratio(numerator: str, denominator: str) -> object:
-    # Here, as programs start without it.
-    from fractions import Fraction
-
-    return Fraction(int(numerator, 16), int(denominator, 16))
-
-
 _READERS: "dict[str, Callable[..., Any]]" = {
     "i": lambda text: int(text, 16),
     "f": float,
     "c": lambda real, imaginary: complex(float(real), float(imaginary)),
     "b": bytes.fromhex,
     "a": bytearray.fromhex,
-    "q": _read_ratio,
 }
+
+
+MOST_ITEMS = 100_000
+"""Items of an iterator that are reported."""
+_made: "dict[str, type[BaseException]]" = {}
+"""Classes of exceptions that only the other process has."""
 
 
 class Opaque:
@@ -76,13 +73,8 @@ def describe_result(value: "Any") -> object:
         if isinstance(value, kind):
             return encode(plain(value), describe_result)
     if type(value).__module__ in ("fractions", "decimal") and value - value == 0:
-        numerator, denominator = value.as_integer_ratio()
-        return ["q", hex(numerator), hex(denominator)]
+        return encode(int(value) if value == int(value) else float(value))
     return ["o", type(value).__name__[:80]]
-
-
-MOST_ITEMS = 100_000
-"""Items of an iterator that are reported."""
 
 
 def text_of(error: BaseException) -> str:
@@ -127,3 +119,67 @@ def _decode_marked(resolve: "Callable[..., object] | None", mark: str, *parts: "
         return resolve(mark, *parts)
     name = str(parts[0])[:80] if mark == "o" and parts else ""
     return Opaque(name if name.isprintable() and name else "unknown")
+
+
+def describe_error(error: BaseException) -> "list[object]":
+    """Return an exception's classes, text, cause, and what is plain of its arguments and attributes."""
+    plain = {}
+    for name, value in {"args": error.args, **getattr(error, "__dict__", {})}.items():
+        try:
+            plain[name] = encode(value, _reject)
+        except (TypeError, RecursionError):
+            continue
+    cause = error.__cause__ and describe_error(error.__cause__)
+    return [name_classes(type(error)), encode(text_of(error)), plain, cause]
+
+
+def make_error(
+    names: "list[list[str]]", text: str, plain: "dict[str, Any]", cause: "list[Any] | None"
+) -> BaseException:
+    """Return the exception that was described."""
+    values = {name: decode(value) for name, value in plain.items()}
+    try:
+        arguments: Any = values.pop("args", (text,))
+        error = find_class(names)(*arguments)
+    except Exception:
+        error = Exception(text)
+    vars(error).update(values, _text=text)
+    error.__cause__ = make_error(*cause) if cause else None
+    return error
+
+
+def name_classes(kind: "type[BaseException]") -> "list[list[str]]":
+    """Return the modules and names of an exception's class and its bases."""
+    return [[str(each.__module__), each.__name__] for each in kind.__mro__]
+
+
+def find_class(names: "list[list[str]]") -> "type[BaseException]":
+    """Return the exception that both processes have, or make one that is derived from such."""
+    (module, name), *bases = names
+    if module == "test" or module in sys.stdlib_module_names:
+        known = getattr(sys.modules.get(module), name, None)
+        if isinstance(known, type) and issubclass(known, BaseException):
+            # A program may not skip a test.
+            return known if not known.__module__.startswith("unittest") else Exception
+    if name not in _made:
+        parents = [find_class(bases[index:]) for index in range(len(bases) - 1)]
+        content = {"__str__": _read_text, "__module__": module}
+        _made[name] = type(name, only_direct(parents) or (Exception,), content)
+    return _made[name]
+
+
+def only_direct(bases: "list[Any]") -> "tuple[Any, ...]":
+    """Return the classes that no other of these is derived from."""
+    return tuple(
+        base
+        for index, base in enumerate(bases)
+        if not any(issubclass(each, base) for each in bases[:index])
+    )
+
+
+def _read_text(error: BaseException) -> str:
+    return str(vars(error).get("_text", BaseException.__str__(error)))
+
+
+def _reject(value: object) -> "Any":
+    raise TypeError(value)

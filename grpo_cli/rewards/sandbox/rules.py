@@ -1,0 +1,241 @@
+"""The test's end of the conversation: what a test may do with a program's objects.
+
+An object of a class that the test does not name can only be passed back. One of a class that it names is asked,
+but takes no part in a comparison with what the test knows (it would call itself right): whatever is told a value
+of the test, by an operator, answers nothing that the test could take for its result.
+"""
+
+from grpo_cli.rewards.sandbox.peer import (
+    ARITHMETIC,
+    COMPARISONS,
+    PLAIN,
+    Ended,
+    Operand,
+    Peer,
+    Refused,
+    Remote,
+    operate_on,
+)
+from grpo_cli.rewards.sandbox.values import only_direct
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Any, NoReturn
+
+_NUMERIC = [*ARITHMETIC, *(f"__{name}__" for name in "abs int float round neg bool len".split())]
+_CLAIMS = frozenset(
+    name
+    for kind in (str, bytes, float, set)
+    for name in dir(kind)
+    if name.startswith(("is", "starts", "ends"))
+)
+"""Methods by which plain data answers yes or no."""
+_READABLE_MODULES = ("test", "collections", "random", "_io")
+"""Modules of the classes whose objects a program may read, if a test passes one."""
+
+
+class Class(type):
+    """The metaclass of the classes that stand for a program's in its test; their instances are the program's."""
+
+    _identity: "tuple[TestPeer, int, bool]"
+    """Where the class is, and whether its name is one of a class by convention."""
+
+    def __call__(cls, *args: "Any", **kwargs: "Any") -> "Any":
+        """Have the program make an instance."""
+        if "_identity" not in vars(cls):
+            raise TypeError("a test cannot derive a class from one of the program's")
+        return cls._identity[0].call(cls, args, kwargs)
+
+    def __getattr__(cls, name: str) -> "Any":
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return cls._identity[0].ask("get", cls._identity[1], name)
+
+    def __setattr__(cls, name: str, value: object) -> None:
+        cls._identity[0].ask("set", cls._identity[1], name, value)
+
+
+def _forward(name: str) -> "Callable[..., Any]":
+    return lambda cls, *args: cls._identity[0].ask(name, cls._identity[1], *args)
+
+
+for _name in ("__iter__", "__len__", "__getitem__"):
+    # Of enumerations.
+    setattr(Class, _name, _forward(_name))
+
+
+class TestPeer(Peer):
+    """The end of a test.
+
+    Of each object it remembers whether the test `made` it, or named it (None of what crossed once), and whether it
+    is the result of an operator that was `told` a value of the test.
+    """
+
+    refusal = ""
+    """Why the test cannot be passed, if an object was refused."""
+
+    def refuse(self, name: str, what: str) -> "NoReturn":
+        """End the test: an object of class `name` has or does not do `what`."""
+        self.refusal = self.refusal or f"an object of the program's class {name} {what}"
+        raise Refused(self.refusal)
+
+    def await_program(self) -> "str | None":
+        """Wait until the program has run; return why it failed, if it did."""
+        kind, *rest = self.receive()
+        return None if kind == "ready" else str(rest[0])
+
+    def receive(self) -> "Any":
+        """Return the next message; a program that ends itself does not pass."""
+        try:
+            return super().receive()
+        except Ended:
+            self.refusal = "the program ended itself"
+            raise
+
+    def names(self, used: "list[str]", everywhere: "list[str]") -> "dict[str, Any]":
+        """Return the program's objects by those names that a test uses and the program defines.
+
+        Args:
+            used: The names.
+            everywhere: Those that may name classes.
+        """
+        found = self.ask("names", 0, used, everywhere)
+        found = {name: found[name] for name in used if name in found}
+        for name, value in found.items():
+            if type(value) is Remote:
+                value._remote.made = True
+            elif type(value) is Class:
+                # By convention, `f(2)` means a function and `Stack()` a class.
+                is_class = name.lstrip("_")[:1].isupper()
+                type.__setattr__(value, "_identity", (*value._identity[:2], is_class))
+        return found
+
+    def call(self, target: "Any", args: "tuple[Any, ...]", kwargs: "dict[str, Any]") -> "Any":
+        """Call the program's function, or make an instance of its class."""
+        self._check_class(target)
+        value = super().call(target, args, kwargs)
+        if type(target) is Class and isinstance(value, Operand) and value._remote.made is None:
+            value._remote.made = target._identity[2]
+        return value
+
+    def get(self, target: Remote, name: str) -> "Any":
+        """Return an attribute."""
+        self._check_class(target)
+        is_made = target._remote.made
+        if not is_made and name in _CLAIMS:
+            self.refuse(target._remote.name, f"stands for plain data: {name!r}")
+        value = super().get(target, name)
+        if not is_made and type(target) is Remote and isinstance(value, Remote):
+            self.refuse("function", f"stands for data: {name!r}")
+        return value
+
+    def operate(self, target: Remote, name: str, args: "tuple[Any, ...]") -> "Any":
+        """Have the program use an operator of its object."""
+        self._check_class(target)
+        remote = target._remote
+        if type(target) is Remote:
+            self.refuse("function", "has no text")
+        remotes = [remote, *(each._remote for each in args if isinstance(each, Remote))]
+        is_told = len(remotes) <= len(args)
+        if is_told and name in (*COMPARISONS, *ARITHMETIC):
+            # Of a class derived from a plain one, a copy in that counts.
+            plain = self.ask("copy", remote.number)
+            if type(plain) in PLAIN and not name.startswith("__i"):
+                return operate_on(plain, name, *args)
+            if name == "__eq__":
+                return NotImplemented
+            if name in COMPARISONS:
+                self.refuse(remote.name, "is not ordered among plain data")
+        was_made = remote.made
+        if is_told and name == "__contains__" and not was_made:
+            self.refuse(remote.name, "stands for plain data: 'in'")
+        if name == "__iter__":
+            return self._iterate(target)
+        value = super().operate(target, name, args)
+        if value is target and name.startswith(("__i", "__enter")):
+            # As in `with c as c:` and `c += 1`.
+            remote.made = was_made
+        if name == "__exit__" and args[0] and issubclass(args[0], AssertionError):
+            return False
+        is_told = (is_told and name in ARITHMETIC) or any(each.told for each in remotes)
+        if is_told and name in _NUMERIC and value is not NotImplemented:
+            # In `abs(f(x) - 1) < 0.1`, both the difference and its size could be 0.
+            if not isinstance(value, Operand):
+                self.refuse(remote.name, "was told a value of the test before it gave one")
+            value._remote.told = True
+        return value
+
+    def _check_class(self, target: "Any") -> None:
+        if type(target) is Operand:
+            why = "is not plain data, and the test does not name its class"
+            self.refuse(target._remote.name, why)
+
+    def _iterate(self, target: Remote) -> "Iterator[Any]":
+        """Yield the items of an object, as many as its length says."""
+        items = super().operate(target, "__iter__", ())
+        try:
+            length = super().operate(target, "__len__", ())
+        except (TypeError, AttributeError):
+            length = None
+        count = 0
+        for item in items:
+            yield item
+            count += 1
+        if length not in (None, count):
+            self.refuse(target._remote.name, f"has a length of {length} and {count} items")
+
+    def _receive_items(self, number: int) -> "Iterator[Any]":
+        """Yield the items of an iterator of the program's."""
+        sent = None
+        while True:
+            try:
+                item = self.ask("next", number, sent)
+            except StopIteration:
+                return
+            sent = yield item
+
+    def do(self, what: str, target: "Any", *parts: "Any") -> "Any":
+        """Do what the program asks for, with no more of an object than its attributes."""
+        if what in ("get", "set"):
+            name = parts[0]
+            is_open = type(target).__module__ in _READABLE_MODULES and not name.startswith("_")
+            if not is_open and name not in ("__name__", "__qualname__", "__doc__"):
+                raise AttributeError(name)
+            if what == "set" and callable(getattr(type(target), name, None)):
+                raise AttributeError(f"{name} is a method of the test's")
+        return super().do(what, target, *parts)
+
+    def describe(self, value: "Any") -> "Any":
+        """Return how a value is sent that is not plain data."""
+        return ["own", value._identity[1]] if type(value) is Class else super().describe(value)
+
+    def resolve(self, mark: str, *parts: "Any") -> object:
+        """Return what was sent, but nothing that stands in for what a test trusts."""
+        if mark == "tuple" and not _CLAIMS.isdisjoint(parts[1]):
+            raise ValueError(parts[1])
+        value = super().resolve(mark, *parts)
+        # `except Own`, if `Own` were this, would pass what the test asserts.
+        is_caught = mark == "error" and issubclass(AssertionError, value)  # type: ignore[arg-type]
+        return self.resolve_object("other", -1, value.__name__) if is_caught else value  # type: ignore[attr-defined]
+
+    def resolve_object(self, mark: str, number: int, name: str, *parts: "Any") -> object:
+        """Return what stands for an object of the program's."""
+        if mark == "iterator":
+            return self._receive_items(number)
+        if mark == "other":
+            return Operand(self, number, name)
+        if number in self._remotes:
+            if mark != "class":
+                # What a program returns is not what the test made.
+                self._remotes[number]._remote.made = False
+        elif mark == "class":
+            bases = [base for base in map(self._unpack, parts[0]) if type(base) is Class]
+            content = {"__slots__": (), "_identity": (self, number, False)}
+            self._remotes[number] = Class(name, only_direct(bases) or (Operand,), content)
+        else:
+            of = Remote if mark == "function" else self._unpack(parts[0])
+            if of is not Remote and type(of) is not Class:
+                raise ValueError(mark)
+            self._remotes[number] = type.__call__(of, self, number, name)
+        return self._remotes[number]
