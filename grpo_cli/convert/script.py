@@ -67,7 +67,6 @@ class Script(ScriptModel):
         if trainer is not None:
             at = bound.get("train_dataset", (None, trainer.node))
             self.take_rows(at, bound.get("eval_dataset"))
-        self.take_images()
         self.sweep([value for value, _ in bound.values()])
 
     # The trainer and its config.
@@ -121,10 +120,8 @@ class Script(ScriptModel):
         bases = trainer.cls.ancestry() if trainer.cls is not None else []
         for cls in [each for each in bases if isinstance(each, Class)]:
             for name, value in cls.attrs.items():
-                if isinstance(value, Function) and name != "__init__":
-                    reason = (
-                        "code of the script's own trainer; recipes train with TRL's GRPOTrainer"
-                    )
+                if isinstance(value, Function):
+                    reason = "code of the script's own trainer; recipes train with TRL's"
                     self.drop(f"{cls.name}.{name}", value.node, reason)
         if trainer.cls is None and is_own:
             reason = "its own code is not read, and recipes train with TRL's GRPOTrainer"

@@ -92,6 +92,16 @@ def _is_text(value: Value) -> bool:
     return is_result and role_of(value) == "tokenizer"
 
 
+def code_of_call(made: Object, longest: int = 120) -> str:
+    """Return the code of a method call; what it is called on is left out if it is a call itself."""
+    call = made.node
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
+        return code_of(call, longest)
+    if isinstance(call.func.value, ast.Name | ast.Attribute):
+        return code_of(call, longest)
+    return code_of(ast.Call(ast.Name(f"….{made.last_name}"), call.args, call.keywords), longest)
+
+
 class ScriptAccount:
     """A script that was read, and the report on it."""
 
@@ -336,7 +346,7 @@ class ScriptAccount:
                 touched = [role for role in map(role_of, objects) if role not in ("", "rows")]
                 if touched and id(made) not in ids:
                     reason = f"gets the {touched[0]}, and may change it; it is not read"
-                    self.drop(self.code_of_method(made), made.node, reason)
+                    self.drop(code_of_call(made), made.node, reason)
         for change in self.evaluator.assignments:
             role = role_of(change.owner)
             if role and id(change) not in self.done and id(change.node) not in nodes:
@@ -367,38 +377,19 @@ class ScriptAccount:
         if role in ("trainer", "config"):
             reason = f"of another {role}, or of one that GRPOTrainer is not known to get"
         reason = read_keys("script-unreached").get(role, reason)
-        code = code_of(made.node, 10**6)
-        if made.args and len(code) <= 100:
-            self.drop(code, made.node, reason)
-        elif made.args:
+        if len(made.args or ()) < 2:
+            self.drop(code_of_call(made), made.node, reason)
+        else:
             self.drop_all(made.last_name, self.bind(made), {}, reason)
 
     def _sweep_method(self, made: Object, role: str) -> None:
-        name, code = made.last_name, self.code_of_method(made)
+        name, code = made.last_name, code_of_call(made)
         if role == "trainer" and name == "train" and not made.args:
             self.put(code, None, made.node)
             self.report.settle((code,), "training", "what `grpo train` does")
             return
         reasons = by_key(read_keys(f"script-{role}-calls"))
         self.drop(code, made.node, reasons.get(name, "recipes have no such step"))
-
-    @staticmethod
-    def code_of_method(made: Object, longest: int = 120) -> str:
-        """Return the code of a method call; what it is called on is left out if it is a call itself."""
-        call = made.node
-        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
-            return code_of(call, longest)
-        if isinstance(call.func.value, ast.Name | ast.Attribute):
-            return code_of(call, longest)
-        return ScriptAccount.code_of_change(made, longest)
-
-    @staticmethod
-    def code_of_change(made: Object, longest: int = 60) -> str:
-        """Return the code of a method call without what it is called on."""
-        call = made.node
-        if made.owner is None or not isinstance(call, ast.Call):
-            return code_of(call, longest)
-        return code_of(ast.Call(ast.Name(f"….{made.last_name}"), call.args, call.keywords), longest)
 
     def _sweep_assignment(self, change: Assignment, role: str) -> None:
         reasons = by_key(read_keys("script-assignments"))

@@ -17,7 +17,6 @@ from grpo_cli.convert.script_values import (
     Literal,
     Object,
     Value,
-    call_method,
     choose,
     default_of,
     literal,
@@ -71,8 +70,6 @@ class Calls(Expressions):
                 keywords |= {"**": value} if mapping.is_open else {}
             else:
                 keywords[keyword.arg or "**"] = value
-        if isinstance(function, Object) and function.name == "super":
-            return self._make_super(node, frame)
         return self.call_value(node, function, positional, keywords)
 
     def call_value(
@@ -164,10 +161,16 @@ class Calls(Expressions):
         instance = Object(node, name=cls.name, cls=cls, depth=len(self._undo))
         if pair is not None and isinstance(pair[1], Function):
             init = pair[1]
-            bound = Function(init.node, frame=init.frame, positional=(instance,), cls=pair[0])
-            self.call_value(node, bound, positional, keywords)
-            instance.parts = (*positional, *keywords.values())
-            return instance
+            if base is None or "GRPO" not in base.name.upper():
+                bound = Function(init.node, frame=init.frame, positional=(instance,), cls=pair[0])
+                self.call_value(node, bound, positional, keywords)
+                instance.parts = (*positional, *keywords.values())
+                return instance
+            # A trainer's or a config's own code is not followed: what it gets is taken as its base's.
+            spec: ast.arguments = init.node.args  # type: ignore[attr-defined]
+            names = [each.arg for each in (*spec.posonlyargs, *spec.args)][1:]
+            keywords = {**dict(zip(names, positional, strict=False)), **keywords}
+            positional = positional[len(names) :]
         for name in cls.fields:
             if (value := cls.find(name)) is not None:
                 instance.attrs[name] = self._default_of_field(value[1])
@@ -200,32 +203,6 @@ class Calls(Expressions):
             return self.call_value(value.node, args["default_factory"], [], {})
         return args.get("default") or args.get("0") or Object(value.node, parts=(value,))
 
-    def _make_super(self, node: ast.Call, frame: Frame) -> Value:
-        inside: Frame | None = frame
-        while inside is not None and (inside.function is None or inside.function.cls is None):
-            inside = inside.parent
-        function = inside.function if inside else None
-        if function is None or function.cls is None or not function.positional:
-            return Object(node, name="super", args={})
-        above = function.cls.ancestry()[1:]
-        return Object(node, name="parent", owner=function.positional[0], parts=(*above,))
-
-    def _call_parent(
-        self, node: ast.AST, parent: Object, name: str, positional: list[Value], keywords: Arguments
-    ) -> Value:
-        """Return the result of a method of `super()`."""
-        instance = parent.owner
-        if not isinstance(instance, Object):
-            return Object(node)
-        for base in parent.parts:
-            method = base.attrs.get(name) if isinstance(base, Class) else None
-            if isinstance(base, Class) and isinstance(method, Function):
-                bound = Function(method.node, frame=method.frame, positional=(instance,), cls=base)
-                return self.call_value(node, bound, positional, keywords)
-            if isinstance(base, Object) and name == "__init__":
-                return self._build(instance, base, {**_number(positional), **keywords})
-        return Object(node, name=name, owner=instance, args={})
-
     # Methods of lists, mappings and text.
 
     def _call_method(
@@ -253,7 +230,7 @@ class Calls(Expressions):
 
         def method(text: Any, *values: Any) -> Any:
             named = dict(zip(keywords, values[count:], strict=True))
-            return call_method(text, name, [*values[:count]], named)
+            return getattr(text, name)(*values[:count], **named)
 
         return self.lift(node, method, [owner, *positional, *keywords.values()])
 
@@ -273,8 +250,6 @@ class Calls(Expressions):
                 changed = [*items, *(self.items_of(first) or [])]
             case dict(), "update" if more is not None and not more.is_open and "**" not in keywords:
                 changed = {**items, **more.data, **keywords}
-            case dict(), "setdefault" if len(positional) == 2 and isinstance(key, str):
-                changed, result = {key: positional[1], **items}, items.get(key, positional[1])
             case dict(), "pop" if isinstance(key, str) and (key in items or not owner.is_open):
                 changed = {each: value for each, value in items.items() if each != key}
                 result = items.get(key) or (positional[1] if len(positional) > 1 else result)
@@ -292,9 +267,7 @@ class Calls(Expressions):
         name, owner = function.name, function.owner
         args = {**_number(positional), **keywords}
         result: Value | None = None
-        if isinstance(owner, Object) and owner.name == "parent" and not owner.is_call:
-            result = self._call_parent(node, owner, name, positional, keywords)
-        elif function.is_import:
+        if function.is_import:
             result = self._call_builtin(node, name, positional, keywords)
         elif isinstance(owner, Object) and owner.is_call:
             result = self._parse(node, owner, name, args)
@@ -327,17 +300,6 @@ class Calls(Expressions):
             return Function(node, target=first, positional=(*positional[1:],), keywords=keywords)
         if name in _COPIES and len(positional) == 1:
             return self.mapping_of(first) or first
-        if name in ("dataclasses.replace", "replace") and isinstance(first, Object):
-            copy = Object(node, first.name, first.owner, first.args, first.cls, {**first.attrs})
-            for key, value in keywords.items():
-                self.set_attribute(copy, key, value, node)
-            return copy
-        attribute = plain(positional[1]) if len(positional) > 1 else None
-        if name == "getattr" and isinstance(attribute, str):
-            return self.get_attribute(node, first, attribute)
-        if name == "setattr" and isinstance(attribute, str) and len(positional) > 2:
-            self.set_attribute(first, attribute, positional[2], node)
-            return literal(node, None)
         if name in ("list", "tuple") and (items := self.items_of(first)) is not None:
             return Literal(node, tuple(items) if name == "tuple" else items)
         if name in FUNCTIONS and not keywords:

@@ -68,10 +68,6 @@ class Evaluator(Calls):
                 for decorator in statement.decorator_list:
                     self.evaluate(decorator, frame)
                 self.store(frame.names, statement.name, function)
-                if any(code_of(each).startswith("app.cell") for each in statement.decorator_list):
-                    # A cell of a marimo notebook: its names are those of the whole file.
-                    self.entered.add(statement)
-                    self.execute(statement.body, frame)
             case ast.ClassDef():
                 self._define_class(statement, frame)
             case ast.Return(value=value):

@@ -8,7 +8,6 @@ from typing import Any
 from grpo_cli.convert.script_values import (
     MISSING,
     OPERATORS,
-    Choice,
     Class,
     Frame,
     Function,
@@ -157,9 +156,6 @@ class Expressions:
                 self.record(owner, name, name, value, node)
             case Class():
                 self.store(owner.attrs, name, value)
-            case Choice(options=options):
-                for _, option in options:
-                    self.set_attribute(option, name, value, node)
 
     def record(self, owner: Object, key: Any, name: str, value: Value, node: ast.AST) -> None:
         """Set an attribute or item of an object, and record the assignment."""
@@ -360,9 +356,6 @@ class Expressions:
     def get_attribute(self, node: ast.AST, owner: Value, name: str) -> Value:
         """Return an attribute of a value."""
         match owner:
-            case Choice(options=options):
-                pairs = [(test, self.get_attribute(node, each, name)) for test, each in options]
-                return choose(node, pairs)
             case Class():
                 pair = owner.find(name)
                 return pair[1] if pair else Object(node, name=name, owner=owner.outside_base)
@@ -405,9 +398,6 @@ class Expressions:
                     item = Object(node, name=f"[{name}]", owner=owner, parts=(key,))
                     owner.attrs["item", name] = item
                 return owner.attrs["item", name]
-            case Choice(options=options):
-                pairs = [(test, self.get_item(node, each, key)) for test, each in options]
-                return choose(node, pairs)
         return Object(node, parts=(owner, key))
 
     # Targets of assignments.
@@ -449,9 +439,6 @@ class Expressions:
             case Object():
                 name = repr(index) if _is_key(index) else code_of(key.node)
                 self.record(owner, ("item", name), f"[{name}]", value, node)
-            case Choice(options=options):
-                for _, option in options:
-                    self._set_item(option, key, value, node)
 
 
 def _freeze(value: Value) -> Value:

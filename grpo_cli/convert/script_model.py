@@ -7,7 +7,7 @@ import ast
 from typing import Any
 
 from grpo_cli.convert.key_report import read_keys
-from grpo_cli.convert.script_account import Bound, is_model, is_tokenizer
+from grpo_cli.convert.script_account import Bound, code_of_call, is_model, is_tokenizer
 from grpo_cli.convert.script_rows import ScriptRows
 from grpo_cli.convert.script_values import (
     MISSING,
@@ -32,6 +32,7 @@ _UNSLOTH_LORA = {
     "target_modules": "q_proj k_proj v_proj o_proj gate_proj up_proj down_proj".split(),
 }
 """Defaults of unsloth's `get_peft_model`."""
+_VISION = ("AutoModelForImageTextToText", "AutoModelForVision2Seq", "FastVisionModel")
 _BITS = ("load_in_4bit", "load_in_8bit")
 _UNSLOTH_VLLM = {
     "gpu_memory_utilization": "vllm_gpu_memory_utilization",
@@ -120,7 +121,7 @@ class ScriptModel(ScriptRows):
         else:
             reasons = read_keys("script-model")
             reason = reasons.get(name, "what it does to the model is not read")
-            self.drop(self.code_of_method(made), made.node, f"{when}{reason}")
+            self.drop(code_of_call(made), made.node, f"{when}{reason}")
 
     def _take_peft(self, made: Object, base: Object) -> None:
         bound = self.bind(made, ["model", "peft_config"])
@@ -161,6 +162,9 @@ class ScriptModel(ScriptRows):
             self.leave("model.path", path, node, "name the model")
         if "Fast" in made.name:
             self._take_unsloth(bound, made)
+        if made.name.split(".")[-2] in _VISION:
+            fix = "name the column with images, as in `prompt: {images: image}`"
+            self.leave("dataset.prompt.images", None, made.node, fix)
         init: dict[str, Any] = {"dtype": "auto"}
         reasons = read_keys("script-from-pretrained")
         for name, (value, at) in bound.items():

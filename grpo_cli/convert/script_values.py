@@ -3,7 +3,6 @@
 import ast
 import builtins
 import operator
-import re
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -16,8 +15,6 @@ _SYMBOLS = {
     "peft.TaskType.CAUSAL_LM": "CAUSAL_LM",
 }
 """Attributes of other packages that a config writes as text."""
-_WIDE = re.compile(r"\d{5}")
-"""A width in a format string that makes long text."""
 _MOST_OPTIONS = 8
 _LONGEST = 20_000
 """Characters, items or bits above which a value is not computed."""
@@ -77,10 +74,10 @@ class Object(Value):
 
 
 @dataclass(eq=False)
-class Choice(Value):
-    """One of several values, each with its condition."""
+class Choice(Object):
+    """One of several values, each with its condition; its parts are the values."""
 
-    options: tuple[tuple[str, Value], ...]
+    options: tuple[tuple[str, Value], ...] = ()
 
 
 @dataclass(eq=False)
@@ -189,12 +186,14 @@ def unset(node: ast.AST) -> Object:
 
 def root_of(value: Value | None) -> Value | None:
     """Return the object that a chain of attributes, items and methods begins with."""
-    while isinstance(value, Object | Choice):
-        if isinstance(value, Object) and value.owner is None:
+    while isinstance(value, Object):
+        if isinstance(value, Choice):
+            objects = [each for each in value.parts if isinstance(each, Object)]
+            value = next((each for each in objects if each.name != "unset"), None)
+        elif value.owner is None:
             return value
-        options = [each for _, each in value.options] if isinstance(value, Choice) else []
-        objects = [each for each in options if isinstance(each, Object) and each.name != "unset"]
-        value = value.owner if isinstance(value, Object) else next(iter(objects), None)
+        else:
+            value = value.owner
     return value
 
 
@@ -205,8 +204,6 @@ def parts_of(value: Value) -> Iterator[Value]:
             yield from items.values()
         case Literal(data=list() | tuple() | set() as items):
             yield from items
-        case Choice(options=options):
-            yield from (option for _, option in options)
         case Object():
             yield from filter(None, (value.owner,))
             yield from (value.args or {}).values()
@@ -253,7 +250,8 @@ def choose(node: ast.AST, options: Sequence[tuple[str, Value]]) -> Value:
             unlike.append(pair)
     if len(unlike) > _MOST_OPTIONS:
         return Object(node, parts=tuple(option for _, option in unlike))
-    return unlike[0][1] if len(unlike) == 1 else Choice(node, tuple(unlike))
+    values = tuple(option for _, option in unlike)
+    return values[0] if len(values) == 1 else Choice(node, parts=values, options=tuple(unlike))
 
 
 def code_of(node: ast.AST, longest: int = 60) -> str:
@@ -301,10 +299,8 @@ def _power(base: Any, exponent: Any) -> Any:
 
 
 def _multiply(first: Any, second: Any) -> Any:
-    sizes = [len(each) if hasattr(each, "__len__") else 1 for each in (first, second)]
-    counts = [each if isinstance(each, int) else 1 for each in (first, second)]
-    is_long = max(sizes) > 1 and max(sizes) * max(counts) > _LONGEST
-    return MISSING if is_long else first * second
+    is_text = hasattr(first, "__len__") or hasattr(second, "__len__")
+    return MISSING if is_text else first * second
 
 
 def _divide(first: Any, second: Any) -> Any:
@@ -313,7 +309,7 @@ def _divide(first: Any, second: Any) -> Any:
 
 
 def _modulo(first: Any, second: Any) -> Any:
-    return MISSING if isinstance(first, str) and _WIDE.search(first) else first % second
+    return MISSING if isinstance(first, str) else first % second
 
 
 OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
@@ -358,25 +354,13 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
         for name in "int float str bool len max min sum abs round sorted list tuple set".split()
     },
     "range": _range,
-    "zip": lambda *lists: [*zip(*lists, strict=False)],
-    "enumerate": lambda items: [*enumerate(items)],
     "os.path.join": _join,
     "pathlib.Path": _join,
-    "os.path.expanduser": str,
-    "os.path.basename": lambda path: path.rpartition("/")[2],
-    "os.path.dirname": lambda path: path.rpartition("/")[0],
     "textwrap.dedent": textwrap.dedent,
 }
 """Pure functions that are computed on plain values."""
 METHODS = frozenset(
     """strip lstrip rstrip lower upper title capitalize split rsplit splitlines join removeprefix
-    removesuffix partition rpartition startswith endswith replace format get index count isdigit""".split()
+    removesuffix startswith endswith replace get index count isdigit""".split()
 )
 """Pure methods of text, lists and mappings."""
-
-
-def call_method(owner: Any, name: str, args: list[Any], keywords: dict[str, Any]) -> Any:
-    """Return the result of a pure method of a plain value."""
-    is_wide = name == "format" and _WIDE.search(str(owner))
-    is_long = name in ("replace", "join") and len(str(owner)) * len(str(args)) > 50 * _LONGEST
-    return MISSING if is_wide or is_long else getattr(owner, name)(*args, **keywords)
