@@ -30,7 +30,7 @@ def convert_axolotl(report: KeyReport, folders: tuple[FilePath, ...]) -> None:
     dtype = "float16" if report.is_on("fp16") else dtype
     note = "axolotl loads weights in the precision it trains in"
     report.add("model.dtype", dtype, note)
-    trl.take_model(report, lora_dropout=0.0)
+    trl.take_model(report, "axolotl-lora-defaults")
     _take_rows(report)
     take_rewards(report, {}, folders)
     _take_server(report)

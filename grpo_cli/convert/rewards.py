@@ -5,12 +5,12 @@ Source: `trl/scripts/grpo.py` of trl 1.16; open-r1, `rewards.py`; axolotl, docs/
 
 import importlib.util
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import Any
 
-from grpo_cli.convert.key_report import EMPTY, KeyReport, read_keys
+from grpo_cli.convert.key_report import EMPTY, KeyReport, read_keys, settled
 from grpo_cli.errors import nearest
 from grpo_cli.recipe.explanation import Path, dotted
 
@@ -82,6 +82,32 @@ def take_rewards(
                 f"`{name}` of the config is missing ({note}); write a reward for it\n"
                 f"- {{kind: python, path: './FILE.py:{name}'{share}}}"
             )
+
+
+def take_parameters(
+    report: KeyReport,
+    rewards: Rewards,
+    parameters: str,
+    listed: Sequence[str],
+    adapt: Callable[[str, Any], Any],
+) -> Rewards:
+    """Return a tool's rewards with the parameters for which the config has keys of their own.
+
+    Args:
+        rewards: The tool's rewards.
+        parameters: The part of `keys.yaml` with the reward and the parameter that each key is for.
+        listed: The rewards that the config names.
+        adapt: Returns the value of a parameter in a recipe, for a key and its value; None leaves it out.
+    """
+    entries = {name: dict(reward.entry or {}) for name, reward in rewards.items()}
+    for key, (owner, name, default) in read_keys(parameters).items():
+        value = adapt(key, default if report.get(key) is None else report.get(key))
+        entries[owner] |= {} if value is None else {name: value}
+        if owner in listed:
+            report.take({key: settled(f"rewards.{owner}.{name}")})
+        else:
+            report.drop_all((key,), f"`{owner}` is not among the rewards, so nothing reads it")
+    return {name: Reward(entries[name] or None, each.note) for name, each in rewards.items()}
 
 
 def listed_rewards(report: KeyReport) -> list[str] | None:

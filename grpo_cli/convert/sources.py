@@ -15,19 +15,6 @@ _MAGIC = re.compile(r"\s*(\w+\s*=\s*)?[%!?]")
 """Lines for the shell or for the notebook itself."""
 
 
-_NESTED = re.compile(r"""\b[rR]?[fF][rR]?(["'])(?:[^"'{}]|\{[^{}]*\})*\1""")
-"""An f-string on one line, with quotes of its own kind inside its braces."""
-_MOST_LINES = 50
-
-
-class _FormatError(Exception):
-    """A line has an f-string that this version of Python cannot read."""
-
-    def __init__(self, line: int) -> None:
-        super().__init__(line)
-        self.line = line
-
-
 def read_python(text: str, source: FilePath) -> tuple[ast.Module, list[int]]:
     """Return a script's syntax tree and, of a notebook, the line at which each of its cells begins.
 
@@ -74,24 +61,6 @@ def _without_magic(code: str) -> str:
 
 
 def _parse(text: str, source: FilePath, starts: list[int]) -> ast.Module:
-    """Parse a script; f-strings that later versions of Python alone can read are plain text."""
-    lines = text.split("\n")
-    for _ in range(_MOST_LINES):
-        try:
-            return _parse_strictly("\n".join(lines), source, starts)
-        except _FormatError as error:
-            lines[error.line - 1] = _replace_formats(lines[error.line - 1])
-    return _parse_strictly("\n".join(lines), source, starts, is_last=True)
-
-
-def _replace_formats(line: str) -> str:
-    """Return a line with another f-string for each that has quotes inside its braces."""
-    return _NESTED.sub('f"{unread_text}"', line)
-
-
-def _parse_strictly(
-    text: str, source: FilePath, starts: list[int], *, is_last: bool = False
-) -> ast.Module:
     flags = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
     where, cause = Location(str(source), 1, 1), ""
     try:
@@ -101,9 +70,6 @@ def _parse_strictly(
             return ast.Module(tree.body, [])
     except SyntaxError as error:
         line, cause = error.lineno or 1, error.msg
-        is_format = cause.startswith("f-string") and _NESTED.search(text.split("\n")[line - 1])
-        if is_format and not is_last:
-            raise _FormatError(line) from None
         before = [start for start in starts if start <= line]
         name = f"{source}, cell {len(before)}" if before else str(source)
         where = Location(name, line - (before[-1] - 1 if before else 0), 1)

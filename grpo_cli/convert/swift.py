@@ -3,7 +3,6 @@
 Source: ms-swift 4, `swift/arguments/`, `swift/rlhf_trainers/args_mixin.py`, `swift/rewards/orm.py`.
 """
 
-import json
 import re
 from pathlib import Path as FilePath
 from typing import Any
@@ -11,7 +10,13 @@ from typing import Any
 from grpo_cli.convert import trl
 from grpo_cli.convert.datasets import NO_DATASET, PROMPT_EXAMPLE, take_entries
 from grpo_cli.convert.key_report import KeyReport, Table, find, read_keys, read_table
-from grpo_cli.convert.rewards import Reward, read_rewards, take_rewards
+from grpo_cli.convert.rewards import (
+    Reward,
+    listed_rewards,
+    read_rewards,
+    take_parameters,
+    take_rewards,
+)
 from grpo_cli.errors import recipe_error
 from grpo_cli.recipe.explanation import Path
 from grpo_cli.recipe.yaml_tree import as_node
@@ -26,25 +31,6 @@ _DATASET = re.compile(
     r"(?P<path>[^#:]+(?::(?=//)[^#:]+)?)(?::(?P<subset>[^#]+))?(?:#(?P<count>\d+))?"
 )
 _FILES = (".json", ".jsonl", ".csv", ".parquet")
-_COSINE: dict[str, tuple[str, Any]] = {
-    "cosine_min_len_value_wrong": ("wrong_shortest", -0.5),
-    "cosine_max_len_value_wrong": ("wrong_longest", 0.0),
-    "cosine_min_len_value_correct": ("correct_shortest", 1.0),
-    "cosine_max_len_value_correct": ("correct_longest", 0.5),
-    "cosine_max_len": ("max_length", None),
-}
-_PARAMETERS: dict[str, dict[str, tuple[str, Any]]] = {
-    "cosine": _COSINE,
-    "repetition": {
-        "repetition_n_grams": ("ngram_size", 3),
-        "repetition_max_penalty": ("max_penalty", -1.0),
-    },
-    "soft_overlong": {
-        "soft_max_length": ("max_length", None),
-        "soft_cache_length": ("cache", None),
-    },
-}
-"""Rewards → ms-swift's keys for them, the parameter in a recipe, and ms-swift's default."""
 
 
 def convert_swift(report: KeyReport, folders: tuple[FilePath, ...]) -> None:
@@ -60,7 +46,7 @@ def convert_swift(report: KeyReport, folders: tuple[FilePath, ...]) -> None:
     _take_tuner(report)
     report.take(_MODEL)
     report.add_missing("model.dtype", "bfloat16", "ms-swift loads weights in bfloat16 on a GPU")
-    trl.take_model(report)
+    trl.take_model(report, "swift-lora-defaults")
     _take_rows(report)
     _take_rewards(report, folders)
     report.take(read_table("swift"))
@@ -90,15 +76,6 @@ def _take_tuner(report: KeyReport) -> None:
             report.settle((key,), "model", "all weights are trained")
         else:
             report.drop((key,), reason)
-    if find(report.recipe, "model.lora") is not None:
-        defaults: dict[str, tuple[str, Any]] = {
-            "lora_r": ("r", 8),
-            "lora_alpha": ("lora_alpha", 32),
-            "lora_target_modules": ("target_modules", "all-linear"),
-        }
-        for name, (field, value) in defaults.items():
-            if report.get(name) is None:
-                report.add_missing(f"model.lora.{field}", value, _DEFAULT)
 
 
 def _take_bits(report: KeyReport, key: Path, value: Any) -> None:
@@ -179,37 +156,28 @@ def _take_system(report: KeyReport, key: Path, value: Any) -> None:
 
 def _take_columns(report: KeyReport, key: Path, value: Any) -> None:
     """Take ms-swift's columns, which name the new column of each old one."""
-    try:
-        names = json.loads(value) if isinstance(value, str) else value
-        columns = {str(new): str(old) for old, new in names.items()}
-    except (ValueError, AttributeError):
-        report.drop(key, "is neither a mapping nor JSON")
-        return
-    report.keep(key, "dataset.columns", columns)
+    names = trl.read_json(value)
+    if names is None:
+        report.drop(key, trl.NOT_JSON)
+    else:
+        report.keep(key, "dataset.columns", {str(new): str(old) for old, new in names.items()})
 
 
 def _take_rewards(report: KeyReport, folders: tuple[FilePath, ...]) -> None:
     """Take ms-swift's rewards with their parameters; those of plugins are left to a person."""
-    table = dict(read_rewards("swift-rewards"))
     longest = report.get("max_completion_length") or 512
-    listed = report.get("reward_funcs")
-    names = listed if isinstance(listed, list) else [listed]
-    for owner, keys in _PARAMETERS.items():
-        entry = dict(table[owner].entry or {})
-        for key, (name, default) in keys.items():
-            value = default if report.get(key) is None else report.get(key)
-            entry[name] = longest if value is None and name == "max_length" else value
-            if report.node(key) is not None and owner in names:
-                report.settle((key,), f"rewards.{owner}.{name}")
-            else:
-                report.drop_all((key,), f"`{owner}` is not among the rewards, so nothing reads it")
-        table[owner] = Reward(
-            {name: each for name, each in entry.items() if each is not None}, table[owner].note
-        )
+    names = listed_rewards(report) or ()
+
+    def adapt(key: str, value: Any) -> Any:
+        is_length = key in ("cosine_max_len", "soft_max_length")
+        return longest if value is None and is_length else value
+
+    rewards = read_rewards("swift-rewards")
+    table = {**take_parameters(report, rewards, "swift-parameters", names, adapt)}
     plugins = report.get("external_plugins")
     report.drop_all(
         ("external_plugins",), "its rewards are left to do, as `{kind: python, path: FILE.py:NAME}`"
     )
     for name in names if plugins else ():
-        table.setdefault(str(name), Reward(None, f"it is of the plugin {plugins}"))
+        table.setdefault(name, Reward(None, f"it is of the plugin {plugins}"))
     take_rewards(report, table, folders)

@@ -22,10 +22,10 @@ from grpo_cli.convert.key_report import (
 )
 from grpo_cli.convert.rewards import (
     TRL_REWARDS,
-    Reward,
     Rewards,
     listed_rewards,
     read_rewards,
+    take_parameters,
     take_rewards,
 )
 from grpo_cli.recipe import grpo_fields
@@ -38,6 +38,7 @@ LORA_ONLY = tuple(name for name in grpo_fields.fields_in("model.lora") if name n
 INIT_KWARGS: dict[str, str] = read_keys("init_kwargs")
 """Keyword arguments of `from_pretrained` that have a place of their own."""
 _SHORT_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+NOT_JSON = "is neither a mapping nor JSON"
 _NO_LORA = "all weights are trained: neither `use_peft` nor axolotl's `adapter: lora` is set"
 
 
@@ -50,19 +51,26 @@ def _take_dtype(report: KeyReport, key: Path, value: Any) -> None:
     report.keep(key, "model.dtype", _plain_dtype(value))
 
 
-def _take_init_kwargs(report: KeyReport, key: Path, value: Any) -> None:
+def read_json(value: Any) -> dict[str, Any] | None:
+    """Return a mapping, which may be written as JSON; None if it is neither."""
     try:
         value = json.loads(value) if isinstance(value, str) else value
     except ValueError:
-        value = None
-    if not isinstance(value, dict):
-        report.drop(key, "is neither a mapping nor JSON")
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _take_init_kwargs(report: KeyReport, key: Path, value: Any) -> None:
+    options = read_json(value)
+    if options is None:
+        report.drop(key, NOT_JSON)
         return
     report.settle(key, "model", "its keys")
-    for name in INIT_KWARGS.keys() & {each for each in value if value[each] is not None}:
-        plain = _plain_dtype(value[name]) if "dtype" in name else value[name]
-        report.keep(key, INIT_KWARGS[name], plain, f"its {name}")
-    others = {name: each for name, each in value.items() if name not in INIT_KWARGS}
+    for name, target in INIT_KWARGS.items():
+        if options.get(name) is not None:
+            option = _plain_dtype(options[name]) if "dtype" in name else options[name]
+            report.keep(key, target, option, f"its {name}")
+    others = {name: option for name, option in options.items() if name not in INIT_KWARGS}
     if others:
         report.keep(key, "model.init_kwargs", others)
 
@@ -90,8 +98,8 @@ LORA: Table = {
 }
 
 
-def take_model(report: KeyReport, lora_dropout: float = 0.05) -> None:
-    """Take every key of `ModelConfig`, and write the defaults of the tool's command line that differ."""
+def take_model(report: KeyReport, lora_defaults: str = "trl-lora-defaults") -> None:
+    """Take every key of `ModelConfig`, and write the tool's defaults that differ from a recipe's."""
     report.take(MODEL)
     has_lora = find(report.recipe, "model.lora") is not None
     if has_lora:
@@ -102,10 +110,8 @@ def take_model(report: KeyReport, lora_dropout: float = 0.05) -> None:
         report.add("model.dtype", "float32", note)
     report.add_missing("model.dtype", "float32", f"{report.tool}'s default")
     if has_lora and not find(report.recipe, "model.adapter"):
-        note = f"the default of {report.tool}'s command line"
-        report.add_missing("model.lora.lora_dropout", lora_dropout, note)
-        note = "peft's default for Llama, Mistral, Qwen and Gemma; all-linear learns more"
-        report.add_missing("model.lora.target_modules", ["q_proj", "v_proj"], note)
+        for name, (value, note) in read_keys(lora_defaults).items():
+            report.add_missing(f"model.lora.{name}", value, note)
 
 
 _MODE = "generation.vllm.mode"
@@ -143,13 +149,7 @@ def take_sampling(report: KeyReport, *, server_first: bool = False) -> None:
         report.comment(_MODE, "`grpo train` starts it, on the last visible GPUs; see `managed`")
 
 
-_STRATEGIES = {
-    **{name: name for name in ("zero1", "zero2", "zero3", "fsdp2", "ddp")},
-    "fsdp1": "fsdp2",
-    "multi_gpu": "ddp",
-    "single_gpu": "single",
-}
-"""Accelerate configs that TRL and open-r1 ship, by name, and the strategies that do the same."""
+_STRATEGIES = read_keys("strategies")
 _STAGE = re.compile(r"zero[-_]?([123])(?![0-9])|\bstage\W+([123])\b")
 
 
@@ -280,8 +280,6 @@ def _take_field(report: KeyReport, name: str) -> None:
 
 _DEFAULT_REWARDS = ("accuracy", "format", "tag_count")
 _CODE_FORMAT = r"\A<think>\n.*?\n</think>\n<answer>\n.*?```{}.*?```.*?\n</answer>$"
-_PARAMETERS: dict[str, tuple[str, str, Any]] = read_keys("open-r1-parameters")
-"""Which reward of open-r1 a key is for, the parameter it is in a recipe, and open-r1's default."""
 _R1_REWARDS = read_rewards("open-r1-rewards")
 
 
@@ -309,7 +307,7 @@ _R1_KEYS: Table = {
 }
 _SHARED = ("callbacks", "chat_template", "wandb_entity", "wandb_project", "wandb_run_group")
 """Keys of open-r1 that scripts of others have too."""
-R1_SIGNS = tuple(key for key in (*_R1_KEYS, *_PARAMETERS) if key not in _SHARED)
+R1_SIGNS = tuple(key for key in (*_R1_KEYS, *read_keys("open-r1-parameters")) if key not in _SHARED)
 """Keys that open-r1 alone has."""
 R1_REWARD_SIGNS = tuple(_R1_REWARDS)
 """Reward functions of open-r1 that TRL does not have."""
@@ -324,24 +322,16 @@ def convert_open_r1(report: KeyReport, folders: tuple[FilePath, ...]) -> None:
     report.take(_R1_KEYS)
     note = f"{report.tool}'s default column; its first versions took `problem`"
     report.add_missing("dataset.prompt.user", "{{ prompt }}", note)
-    take_rewards(report, _take_parameters(report), folders, _DEFAULT_REWARDS)
+    named = listed_rewards(report) or _DEFAULT_REWARDS
+    rewards = take_parameters(report, _R1_REWARDS, "open-r1-parameters", named, _adapt_parameter)
+    take_rewards(report, rewards, folders, _DEFAULT_REWARDS)
     # Its recipes were written for a TRL whose vLLM was a server if no mode was given.
     take_sampling(report, server_first=True)
     take_training(report)
 
 
-def _take_parameters(report: KeyReport) -> Rewards:
-    """Return open-r1's rewards with the parameters that the config gives them."""
-    entries = {name: dict(reward.entry or {}) for name, reward in _R1_REWARDS.items()}
-    named = listed_rewards(report) or _DEFAULT_REWARDS
-    for key, (owner, name, default) in _PARAMETERS.items():
-        value = default if report.get(key) is None else report.get(key)
-        if key == "cosine_max_len" and isinstance(value, int):
-            # A token of English has about four characters.
-            value = max(value // 4, 1)
-        entries[owner][name] = _CODE_FORMAT.format(value) if name == "pattern" else value
-        if owner in named:
-            report.take({key: settled(f"rewards.{owner}.{name}")})
-        else:
-            report.drop_all((key,), f"`{owner}` is not among the rewards, so nothing reads it")
-    return {name: Reward(entries[name] or None, each.note) for name, each in _R1_REWARDS.items()}
+def _adapt_parameter(key: str, value: Any) -> Any:
+    if key == "cosine_max_len" and isinstance(value, int):
+        # A token of English has about four characters.
+        return max(value // 4, 1)
+    return _CODE_FORMAT.format(value) if key == "code_language" else value

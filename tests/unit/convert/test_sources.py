@@ -157,16 +157,6 @@ def test_a_notebook_is_read_cell_by_cell():
     assert str(entry.location).startswith("nb.ipynb, cell 4:2:")
 
 
-def test_format_strings_of_later_pythons_are_left_to_do():
-    text = (
-        'print(f"{x["a"]}")\nargs = GRPOConfig(beta=0.5, run_name=f"{x["a"]}" "b")\n'
-        "GRPOTrainer('m/x', 'r/m', args, load_dataset('d/x'))\n"
-    )
-    report = convert(text, "train.py")
-    assert report.recipe["training"]["beta"] == 0.5
-    assert set(report.to_do) == {"logging.run_name"}
-
-
 def test_a_sign_inside_a_word_of_a_shell_script_begins_no_comment():
     text = (
         "swift rlhf --rlhf_type grpo \\\n  --dataset org/rows#500 \\\n"
