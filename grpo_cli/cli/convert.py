@@ -42,7 +42,7 @@ def convert(
 ) -> None:
     """Turn a GRPO config of TRL, open-r1, axolotl or ms-swift into a recipe.
 
-    Scripts and notebooks are read, not run. Every key is mapped, left to do, or listed as dropped with the
+    Scripts and notebooks are read, not run. Every key is mapped, marked TO DO, or listed as dropped with the
     reason. Exit code 1 if the result is written but has errors or lines TO DO.
     """
     from grpo_cli.convert.conversion import convert_file

@@ -77,7 +77,7 @@ _MODEL: Table = {
 
 
 def _take_rows(report: KeyReport) -> None:
-    """Take the datasets; what their `type` makes of rows is left to a person."""
+    """Take the datasets; what their `type` makes of rows is left to the user."""
     if report.get("datasets") is None:
         report.to_do["dataset"] = NO_DATASET
         return
@@ -158,18 +158,12 @@ def _add_defaults(report: KeyReport) -> None:
     for kind in ("save", "eval"):
         if training.get(f"{kind}_steps") is not None:
             training[f"{kind}_strategy"] = "steps"
-    micro = training.get("per_device_train_batch_size", 1)
-    for name, value, note in (
-        ("per_device_train_batch_size", 1, ""),
-        ("per_device_eval_batch_size", micro, ": as in training"),
-        *(() if _positive(training.get("max_steps")) else (("num_train_epochs", 1, ""),)),
-        ("lr_scheduler_type", "cosine", ""),
-        ("warmup_steps", 0.03, ": 3 % of all steps (at most 100)"),
-        ("gradient_checkpointing", False, ""),
-        ("save_strategy", "epoch", ""),
-        ("save_total_limit", 4, ""),
-    ):
-        report.add_missing(f"training.{name}", value, f"{_DEFAULT}{note}")
+    for name, (value, note) in read_keys("axolotl-defaults").items():
+        report.add_missing(f"training.{name}", value, note)
+    size, note = training["per_device_train_batch_size"], f"{_DEFAULT}: as in training"
+    report.add_missing("training.per_device_eval_batch_size", size, note)
+    if not _positive(training.get("max_steps")):
+        report.add_missing("training.num_train_epochs", 1, _DEFAULT)
     if training.get("sync_ref_model"):
         report.add_missing("training.ref_model_mixup_alpha", 0.9, _DEFAULT)
         report.add_missing("training.ref_model_sync_steps", 64, _DEFAULT)

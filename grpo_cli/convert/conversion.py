@@ -18,6 +18,7 @@ from grpo_cli.convert.key_report import (
     CONVERTIBLE,
     Dialect,
     KeyReport,
+    by_key,
     find,
     put,
     read_keys,
@@ -28,7 +29,6 @@ from grpo_cli.convert.script import Script
 from grpo_cli.convert.script_values import MISSING
 from grpo_cli.convert.shell import Command, build_tree, read_command
 from grpo_cli.convert.sources import read_python
-from grpo_cli.convert.swift import SIGNS as SWIFT_SIGNS
 from grpo_cli.convert.swift import convert_swift
 from grpo_cli.convert.versions import note_versions
 from grpo_cli.errors import UsageError, nearest, recipe_error
@@ -43,23 +43,9 @@ _CONVERTERS = {
     "axolotl": convert_axolotl,
     "ms-swift": convert_swift,
 }
-_TRL_SIGNS = (
-    "model_name_or_path dataset_name reward_funcs reward_model_name_or_path use_vllm".split()
-)
-_AXOLOTL_SIGNS = "base_model rl trl micro_batch_size".split()
 _GENERIC_FOLDERS = ("", "output", "outputs", "out", "model-out", "results", "checkpoints")
 """Output folders that do not name a training; the config's file name does."""
 _RECIPE_SIGNS = frozenset({"rewards", "extends"})
-_OTHER_TOOLS = {
-    "actor_rollout_ref": "verl",
-    "algorithm": "verl",
-    "orchestrator": "prime-rl",
-    "actor_num_nodes": "OpenRLHF",
-    "prompt_data": "OpenRLHF",
-    "policy": "NeMo RL",
-    "grpo": "NeMo RL",
-}
-"""Top-level keys of tools whose configs cannot be converted."""
 _PLACEHOLDERS: dict[str, dict[str, Any]] = {
     "model.path": {"model.path": "to/choose"},
     "dataset": {"dataset.kind": "hub", "dataset.path": "to/choose", "dataset.eval_split": "test"},
@@ -203,7 +189,7 @@ def _list_overrides(report: KeyReport) -> list[str]:
 
 
 def _is_left(report: KeyReport, path: str) -> bool:
-    """Return whether a key is left to a person, or may stand in what was not read."""
+    """Return whether a key is left to the user, or may stand in what was not read."""
     section, _, key = path.partition(".")
     if section in report.unread:
         return True
@@ -334,30 +320,34 @@ def recognise(tree: Node, dialect: str | None, source: str) -> tuple[Dialect, Se
     for name, signs in _find_signs(tree):
         if signs:
             return name, signs[:4]
-    others = [tool for key, tool in _OTHER_TOOLS.items() if key in tree.value]
-    about = (
-        f"a config of {others[0]}, which is not converted"
-        if others
-        else "no config of TRL, open-r1, axolotl or ms-swift"
-    )
+    others = by_key(read_keys("other-tools"))
+    tool = next((others[key] for key in others if key in tree.value), None)
+    about = "no config of TRL, open-r1, axolotl or ms-swift"
+    if tool is not None:
+        about = f"a config of {tool}, which is not converted"
     raise recipe_error(f"is {about}", CONVERTIBLE, location=tree.location)
 
 
 def _is_recipe(tree: Node) -> bool:
-    model = tree.value.get("model")
-    is_ours = model is not None and isinstance(model.value, dict)
-    others = {*_OTHER_TOOLS, *SWIFT_SIGNS}
-    return not others & tree.value.keys() and bool(is_ours or tree.value.keys() & _RECIPE_SIGNS)
+    model = tree.child("model")
+    is_section = model is not None and isinstance(model.value, dict)
+    others = {*by_key(read_keys("other-tools")), *read_keys("signs")["ms-swift"].split()}
+    is_other = bool(others & tree.value.keys())
+    return not is_other and (is_section or bool(tree.value.keys() & _RECIPE_SIGNS))
 
 
 def _find_signs(tree: Node) -> Iterator[tuple[Dialect, list[str]]]:
-    """Yield each tool with its keys in a config, the most telling tool first."""
+    """Yield each tool with the keys of a config that are signs of it, the most certain first."""
+    signs: dict[Dialect, list[str]] = {
+        tool: [key for key in names.split() if key in tree.value]
+        for tool, names in read_keys("signs").items()
+    }
     rewards = str((tree.child("reward_funcs") or Node("", tree.location)).plain())
-    own = [name for name in trl.R1_REWARD_SIGNS if f"'{name}'" in rewards]
-    yield "ms-swift", [key for key in SWIFT_SIGNS if key in tree.value]
-    yield "axolotl", [key for key in _AXOLOTL_SIGNS if {"base_model", key} <= tree.value.keys()]
-    yield "open-r1", [*(key for key in trl.R1_SIGNS if key in tree.value), *own]
-    yield "trl", [key for key in _TRL_SIGNS if key in tree.value]
+    r1_rewards = [name for name in trl.R1_REWARD_SIGNS if f"'{name}'" in rewards]
+    yield "ms-swift", signs["ms-swift"]
+    yield "axolotl", signs["axolotl"] if "base_model" in tree.value else []
+    yield "open-r1", [*(key for key in trl.R1_SIGNS if key in tree.value), *r1_rewards]
+    yield "trl", signs["trl"]
 
 
 def _anchor(report: KeyReport, target: str, here: Path, folder: Path) -> None:

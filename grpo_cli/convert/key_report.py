@@ -65,7 +65,7 @@ class KeyReport:
         self.comments: dict[str, str] = {}
         """Dotted key of the recipe → where its value came from."""
         self.to_do: dict[str, str] = {}
-        """Dotted key of the recipe → what a person has to write there."""
+        """Dotted key of the recipe → what the user has to write there."""
         self.defaults: dict[str, Any] = {}
         """Such a key → the value that it has in the source unless somebody gives another."""
         self.unread: set[str] = set()
@@ -100,7 +100,7 @@ class KeyReport:
             name = f"{prefixes[str(key[0])] if len(key) > 1 else ''}{key[-1]}"
             name = names.get(name, name)
             if name in flat:
-                self.drop(key, f"`{dotted(self._origins[name])}` is given too, and wins")
+                self.drop(key, f"`{dotted(self._origins[name])}` is set too and takes precedence")
             else:
                 self._origins[name] = key
                 flat[name] = cast(Node, self.node(*key))
@@ -173,7 +173,7 @@ class KeyReport:
         self.comments[target] = note
 
     def add_missing(self, target: str, value: Any, note: str) -> None:
-        """Put such a value into the recipe unless it has one, or a person has to write it."""
+        """Put such a value into the recipe unless it has one, or the user has to write it."""
         is_open = target.partition(".")[0] in self.unread or target in self.to_do
         if find(self.recipe, target) is None and not is_open:
             self.add(target, value, note)

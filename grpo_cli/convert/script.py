@@ -272,12 +272,12 @@ class Script(ScriptModel):
 
     def _take_callback(self, value: Value, node: ast.AST) -> None:
         if isinstance(value, Object) and value.last_name == "EarlyStoppingCallback":
-            for name, (given, where) in self.bind(value, [*_STOPPING]).items():
+            for name, (option, where) in self.bind(value, [*_STOPPING]).items():
                 key = f"training.early_stopping.{_STOPPING.get(name, name)}"
-                if plain(given) is MISSING:
-                    self.leave(key, given, where)
+                if plain(option) is MISSING:
+                    self.leave(key, option, where)
                 else:
-                    self.extra[key] = (f"EarlyStoppingCallback.{name}", plain(given), where)
+                    self.extra[key] = (f"EarlyStoppingCallback.{name}", plain(option), where)
             return
         reason = "recipes have no callbacks; see `grpo diagnose`, `training.stop_when` and `log_metric` in rewards"
         self.drop(code_of(node, 120), node, reason)

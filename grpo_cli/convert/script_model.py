@@ -206,8 +206,8 @@ class ScriptModel(ScriptRows):
                 self.put(key, plain(value), node)
             else:
                 self.drop(f"from_pretrained.{name}", node, reasons[name])
-        own = {name: bound.pop(name) for name in [*bound] if name in reasons}
-        self.drop_all("from_pretrained", own, reasons)
+        unsloths = {name: bound.pop(name) for name in [*bound] if name in reasons}
+        self.drop_all("from_pretrained", unsloths, reasons)
 
     def take_quantization(self, value: Value, node: ast.AST) -> None:
         """Take the bits of `BitsAndBytesConfig(…)`."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path as FilePath
 from typing import Any
 
-from grpo_cli.convert.key_report import CONVERTIBLE
+from grpo_cli.convert.key_report import CONVERTIBLE, by_key, read_keys
 from grpo_cli.errors import recipe_error
 from grpo_cli.issues import Location
 from grpo_cli.recipe.yaml_tree import Node, as_node, merge, read_scalar, read_source, read_text
@@ -19,21 +19,6 @@ _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?::?-([^}]*))?\}|([A-Za-z_]\w*))"
 _COMMENT = re.compile(r"""("(?:\\.|[^"\\])*"|'[^']*'|\\.)|(?<!\S)#[^\n]*""", re.DOTALL)
 """A quoted text or an escaped sign, or a comment: a `#` inside a word begins none."""
 _ENDS = {"|", "||", "&&", "&", ";", ">", ">>", "2>&1", "<"}
-_LAUNCHER_NAMES = {
-    "nproc_per_node": "num_processes",
-    "nproc-per-node": "num_processes",
-    "NPROC_PER_NODE": "num_processes",
-    "nnodes": "num_machines",
-    "NNODES": "num_machines",
-    "node_rank": "machine_rank",
-    "NODE_RANK": "machine_rank",
-    "master_addr": "main_process_ip",
-    "MASTER_ADDR": "main_process_ip",
-    "master_port": "main_process_port",
-    "MASTER_PORT": "main_process_port",
-    "num_gpus": "num_processes",
-}
-"""Flags of torchrun and deepspeed, and variables of ms-swift → accelerate's."""
 
 
 @dataclass
@@ -71,24 +56,21 @@ def read_command(text: str, source: FilePath) -> Command:
             (i for i, word in enumerate(words) if not _ASSIGNMENT.fullmatch(word)), len(words)
         )
         pairs = [_ASSIGNMENT.fullmatch(word) for word in words[:start]]
-        own = {pair[1]: pair[2] for pair in pairs if pair}
+        prefix = {pair[1]: pair[2] for pair in pairs if pair}
         if start == len(words):
-            variables |= own
+            variables |= prefix
         elif (command := _find_command(words[start:], line)) is not None:
-            command.environment = {**exported, **own}
+            command.environment = {**exported, **prefix}
             commands.append(command)
     meant = [each for each in commands if each.tool in ("trl", "swift")] or commands
     if len(meant) != 1:
-        lines = ", ".join(str(each.line) for each in meant)
-        found = (
-            f"starts {len(meant)} trainings (lines {lines})"
-            if meant
-            else "starts no training of TRL or ms-swift"
-        )
-        fix = "keep one of them in the file" if meant else CONVERTIBLE
-        raise recipe_error(
-            found, fix, location=Location(str(source), meant[0].line if meant else 1, 1)
-        )
+        where = Location(str(source), meant[0].line if meant else 1, 1)
+        if not meant:
+            cause = "starts no training of TRL or ms-swift"
+            raise recipe_error(cause, CONVERTIBLE, location=where)
+        lines = ", ".join(str(command.line) for command in meant)
+        cause = f"starts {len(meant)} trainings (lines {lines})"
+        raise recipe_error(cause, "keep one of them in the file", location=where)
     return meant[0]
 
 
@@ -175,9 +157,9 @@ def read_flags(words: list[str], *, is_one: bool = False) -> dict[str, Any]:
     name = ""
     for word in words:
         if re.match(r"--?[A-Za-z]", word):
-            name, is_given, value = word.lstrip("-").partition("=")
+            name, equals, value = word.lstrip("-").partition("=")
             name = name.replace("-", "_")
-            flags[name] = [value] if is_given else []
+            flags[name] = [value] if equals else []
         elif name and not (is_one and flags[name]):
             flags[name].append(word)
     return {
@@ -204,7 +186,7 @@ def build_tree(command: Command, source: FilePath) -> tuple[Node, dict[str, str]
     if "config_file" in launcher:
         launcher["accelerate_config"] = launcher.pop("config_file")
     flags = {**launcher, **command.environment, **flags}
-    for name, renamed in _LAUNCHER_NAMES.items():
+    for name, renamed in by_key(read_keys("launcher-names")).items():
         if name in flags:
             value = flags.pop(name)
             flags.setdefault(renamed, read_scalar(value) if isinstance(value, str) else value)

@@ -21,11 +21,6 @@ from grpo_cli.errors import recipe_error
 from grpo_cli.recipe.explanation import Path
 from grpo_cli.recipe.yaml_tree import as_node
 
-SIGNS = (
-    "rlhf_type tuner_type train_type external_plugins multi_turn_scheduler split_dataset_ratio "
-    "dynamic_sample overlong_filter sleep_level truncation_strategy"
-).split()
-"""Keys that only ms-swift has."""
 _DEFAULT = "ms-swift's default"
 _DATASET = re.compile(
     r"(?P<path>[^#:]+(?::(?=//)[^#:]+)?)(?::(?P<subset>[^#]+))?(?:#(?P<count>\d+))?"
@@ -71,11 +66,10 @@ def _take_tuner(report: KeyReport) -> None:
     elif kind == "lora":
         report.add("model.lora", {}, _DEFAULT)
     elif report.node(key) is not None:
-        reason = f"recipes have LoRA, and no `{kind}`"
         if kind == "full":
             report.settle((key,), "model", "all weights are trained")
         else:
-            report.drop((key,), reason)
+            report.drop((key,), f"recipes have LoRA, and no `{kind}`")
 
 
 def _take_bits(report: KeyReport, key: Path, value: Any) -> None:
@@ -118,11 +112,11 @@ def _take_rows(report: KeyReport) -> None:
     if len(entries) == 1 and counts[0]:
         report.add("dataset.limit", counts[0], f"dataset: {texts[0]}")
     elif any(counts):
-        report.comment("dataset.sources", f"ms-swift took so many rows of each: {', '.join(texts)}")
+        report.comment("dataset.sources", f"`#` is the number of rows: {', '.join(texts)}")
     if not all(entry["path"].endswith(_FILES) for entry in entries):
         report.comment("dataset", "ms-swift takes names from ModelScope unless `use_hf` is set")
     report.to_do["dataset.prompt"] = (
-        "ms-swift finds the columns of prompts by itself; write the prompt as Jinja over the columns"
+        "ms-swift detects the columns of prompts; write the prompt as Jinja over the columns"
         f"\n{PROMPT_EXAMPLE}"
     )
     report.take(
@@ -164,7 +158,7 @@ def _take_columns(report: KeyReport, key: Path, value: Any) -> None:
 
 
 def _take_rewards(report: KeyReport, folders: tuple[FilePath, ...]) -> None:
-    """Take ms-swift's rewards with their parameters; those of plugins are left to a person."""
+    """Take ms-swift's rewards with their parameters; those of plugins are left to the user."""
     longest = report.get("max_completion_length") or 512
     names = listed_rewards(report) or ()
 
@@ -176,7 +170,7 @@ def _take_rewards(report: KeyReport, folders: tuple[FilePath, ...]) -> None:
     table = {**take_parameters(report, rewards, "swift-parameters", names, adapt)}
     plugins = report.get("external_plugins")
     report.drop_all(
-        ("external_plugins",), "its rewards are left to do, as `{kind: python, path: FILE.py:NAME}`"
+        ("external_plugins",), "write its rewards as `{kind: python, path: FILE.py:NAME}`"
     )
     for name in names if plugins else ():
         table.setdefault(name, Reward(None, f"it is of the plugin {plugins}"))

@@ -194,7 +194,7 @@ def _take_fsdp(report: KeyReport, key: Path, value: Any) -> None:
 def _take_warmup_ratio(report: KeyReport, key: Path, ratio: Any) -> None:
     """Take the share of warm-up steps, which transformers 5 reads from `warmup_steps` below 1."""
     if report.get("warmup_steps"):
-        report.drop(key, "`warmup_steps` is given too, and wins")
+        report.drop(key, "`warmup_steps` is set too and takes precedence")
     else:
         report.keep(key, "training.warmup_steps", ratio, "below 1 it is a share of all steps")
         report.drop_all(("warmup_steps",), "0, so `warmup_ratio` holds")
@@ -231,16 +231,16 @@ def take_training(report: KeyReport) -> None:
     """Take the keys of `GRPOConfig` and of accelerate's launcher, and drop what is left."""
     steps = report.get("max_steps")
     if isinstance(steps, int | float) and steps > 0:
-        reason = f"`max_steps: {steps}` is given too, and wins"
+        reason = f"`max_steps: {steps}` is set too and takes precedence"
         report.drop_all(("num_train_epochs",), reason)
     report.take(TRAINING)
     if report.get("steps_per_generation") is not None:
-        note = "`steps_per_generation` is given too, and says the same for any number of GPUs"
+        note = "`steps_per_generation` is set too and holds for any number of GPUs"
         report.drop_all(("generation_batch_size",), note)
     for name in report.rest():
         _take_field(report, name)
     if find(report.recipe, "training.eval_strategy") == "steps":
-        # transformers evaluates as often as it logs if `eval_steps` is not given; TRL logs every 10.
+        # transformers evaluates as often as it logs if `eval_steps` is not set; TRL logs every 10.
         steps = find(report.recipe, "logging.logging_steps") or 10
         note = f"{report.tool} evaluates as often as it logs"
         report.add_missing("training.eval_steps", steps, note)
@@ -267,7 +267,7 @@ def _take_field(report: KeyReport, name: str) -> None:
     today, home, key = grpo_fields.RENAMED.get(name, name), find_home(name), (name,)
     reason = grpo_fields.refusal_of(name) or grpo_fields.MOVED.get(name, "")
     if home is not None and today != name and report.node(today) is not None:
-        report.drop(key, f"`{today}`, its name of today, is given too")
+        report.drop(key, f"`{today}`, its current name, is set too")
     elif home is not None and report.get(name) is None and today not in _NULLABLE:
         report.drop(key, EMPTY)
     elif home is not None:
@@ -318,14 +318,16 @@ def convert_open_r1(report: KeyReport, folders: tuple[FilePath, ...]) -> None:
     take_model(report)
     if report.get("dataset_mixture") is None:
         take_dataset(report)
-    report.drop_all(NAMED.keys() & report.rest(), "`dataset_mixture` is given too, and wins")
+    report.drop_all(
+        NAMED.keys() & report.rest(), "`dataset_mixture` is set too and takes precedence"
+    )
     report.take(_R1_KEYS)
     note = f"{report.tool}'s default column; its first versions took `problem`"
     report.add_missing("dataset.prompt.user", "{{ prompt }}", note)
     named = listed_rewards(report) or _DEFAULT_REWARDS
     rewards = take_parameters(report, _R1_REWARDS, "open-r1-parameters", named, _adapt_parameter)
     take_rewards(report, rewards, folders, _DEFAULT_REWARDS)
-    # Its recipes were written for a TRL whose vLLM was a server if no mode was given.
+    # Its recipes were written for a TRL whose vLLM was a server if no mode was set.
     take_sampling(report, server_first=True)
     take_training(report)
 

@@ -69,8 +69,8 @@ def test_a_key_of_trls_goes_to_its_place(line, target, value):
 @pytest.mark.parametrize(
     ("lines", "key", "reason"),
     [
-        ("warmup_ratio: 0.1\nwarmup_steps: 5", "warmup_ratio", "wins"),
-        ("eval_strategy: no\nevaluation_strategy: epoch", "evaluation_strategy", "given too"),
+        ("warmup_ratio: 0.1\nwarmup_steps: 5", "warmup_ratio", "takes precedence"),
+        ("eval_strategy: no\nevaluation_strategy: epoch", "evaluation_strategy", "set too"),
         ("lora_r: 8", "lora_r", "use_peft"),
         ("vllm_mode: server", "vllm_mode", "use_vllm"),
         ("use_vllm: true\nvllm_mode: colocate\nvllm_server_port: 1", "vllm_server_port", "server"),
