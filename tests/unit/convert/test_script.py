@@ -295,8 +295,9 @@ def test_every_change_of_the_rows_is_left_to_do_with_its_line():
 
 
 def test_images_are_left_to_do_if_the_script_loads_a_vision_model():
-    text = "model = AutoModelForImageTextToText.from_pretrained('m/x')\nGRPOTrainer(model, 'r/m', None, load_dataset('d/x'))\n"
-    assert set(convert(text).to_do) == {"dataset.prompt.images"}
+    text = "model = AutoModelForImageTextToText.from_pretrained('m/x')\n"
+    trainer = "GRPOTrainer(model, 'r/m', None, load_dataset('d/x'))\n"
+    assert set(convert(f"{text}{trainer}").to_do) == {"dataset.prompt.images"}
 
 
 def test_settings_of_the_processor_are_taken():
