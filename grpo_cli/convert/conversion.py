@@ -338,7 +338,7 @@ def _is_recipe(tree: Node) -> bool:
 
 def _find_signs(tree: Node) -> Iterator[tuple[Dialect, list[str]]]:
     """Yield each tool with the keys of a config that are signs of it, the most certain first."""
-    signs: dict[Dialect, list[str]] = {
+    signs = {
         tool: [key for key in names.split() if key in tree.value]
         for tool, names in read_keys("signs").items()
     }

@@ -66,7 +66,7 @@ class ScriptRows(ScriptAccount):
                 self.done.add(id(made))
                 self.add_to_do(target, f"{self.locate(made.node)} has `{code_of_call(made, 200)}`")
 
-    def _find_split(self, base: Object, value: Value | None) -> At | None:
+    def _find_split(self, base: Object, value: Value | None) -> tuple[Value, ast.AST] | None:
         """Return the split of a dataset that a value is: an item, or the argument of `load_dataset`."""
         argument = (base.args or {}).get("split") or (base.args or {}).get("4")
         for item in reachable(value):
