@@ -377,9 +377,10 @@ class ScriptAccount:
         if role in ("trainer", "config"):
             reason = f"of another {role}, or of one that GRPOTrainer is not known to get"
         reason = read_keys("script-unreached").get(role, reason)
-        if len(made.args or ()) < 2:
-            self.drop(code_of_call(made), made.node, reason)
-        else:
+        code = code_of(made.node, 10**6)
+        if made.args and len(code) <= 100:
+            self.drop(code, made.node, reason)
+        elif made.args:
             self.drop_all(made.last_name, self.bind(made), {}, reason)
 
     def _sweep_method(self, made: Object, role: str) -> None:

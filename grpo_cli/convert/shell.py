@@ -192,7 +192,9 @@ def build_tree(command: Command, source: FilePath) -> tuple[Node, dict[str, str]
             flags.setdefault(renamed, read_scalar(value) if isinstance(value, str) else value)
     config = flags.pop("config", None)
     unset = {
-        name: str(value) for name, value in flags.items() if re.search(r"\$[\w({]", str(value))
+        name: str(value)
+        for name, value in flags.items()
+        if re.search(r"\$[\w({]", str(value)) and name not in command.environment
     }
     flags = {name: value for name, value in flags.items() if name not in unset}
     tree = as_node(flags, where)

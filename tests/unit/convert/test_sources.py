@@ -14,7 +14,7 @@ SWIFT = """\
 #!/bin/bash
 set -euo pipefail
 echo "which: $(which python)"
-export NPROC_PER_NODE=4
+export NPROC_PER_NODE=4 PYTHONPATH=$PYTHONPATH:src
 MODEL="org/base"
 SYSTEM='Think first.
 Then answer.'
@@ -64,7 +64,13 @@ def test_swift_in_a_shell_script_is_read_with_its_variables_and_defaults():
     )
     assert "learning_rate" not in recipe["training"]
     assert "mine" in report.to_do["rewards.3"]
-    assert set(reasons(report)) == {"CUDA_VISIBLE_DEVICES", "external_plugins", "reward_funcs.3"}
+    assert set(reasons(report)) == {
+        "CUDA_VISIBLE_DEVICES",
+        "PYTHONPATH",
+        "external_plugins",
+        "reward_funcs.3",
+    }
+    assert set(report.to_do) == {"dataset.prompt", "training.learning_rate", "rewards.3"}
 
 
 @pytest.mark.parametrize("name", ["swift.yaml", "swift.json"])
