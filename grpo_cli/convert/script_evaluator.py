@@ -16,7 +16,6 @@ from grpo_cli.convert.script_values import (
     Class,
     Frame,
     Function,
-    Literal,
     Object,
     code_of,
     literal,
@@ -26,8 +25,6 @@ from grpo_cli.convert.script_values import (
 
 _IMPORT_ERRORS = ("ImportError", "ModuleNotFoundError")
 _EXITS = ("sys.exit", "exit", "quit", "os._exit")
-_MOST_ITEMS = 64
-"""Items of a loop that are read one by one."""
 
 
 class Evaluator(Calls):
@@ -84,7 +81,9 @@ class Evaluator(Calls):
                 self._import(statement, frame)
             case ast.Delete(targets=targets):
                 for target in targets:
-                    self._delete(target, frame)
+                    if isinstance(target, ast.Subscript):
+                        owner = self.evaluate(target.value, frame)
+                        self.store(owner.__dict__, "is_open", True)
             case _:
                 return self._execute_block(statement, frame)
         return None
@@ -130,27 +129,14 @@ class Evaluator(Calls):
     def _execute_loop(
         self, statement: ast.For | ast.AsyncFor | ast.While, frame: Frame
     ) -> str | None:
+        """Read the body of a loop once, as what may happen."""
         if isinstance(statement, ast.While):
             self.evaluate(statement.test, frame)
-            items = None
         else:
-            source = self.evaluate(statement.iter, frame)
-            items = self.items_of(source)
-        if items is None or len(items) > _MOST_ITEMS or self.is_half_read:
-            if not isinstance(statement, ast.While):
-                unknown = Object(statement.target, name="each", owner=source)
-                self.assign(statement.target, unknown, frame, statement)
-            arms = [(f"in the loop of line {statement.lineno}", statement.body), ("", [])]
-            self._execute_arms(statement, arms, frame)
-            return self.execute(statement.orelse, frame)
-        for item in items:
-            self.assign(statement.target, item, frame, statement)  # type: ignore[union-attr]
-            signal = self.execute(statement.body, frame)
-            if signal in ("return", "raise"):
-                return signal
-            nodes = [node for each in statement.body for node in ast.walk(each)]
-            if signal == "loop" and any(isinstance(node, ast.Break) for node in nodes):
-                return None
+            unknown = Object(statement.target, "each", self.evaluate(statement.iter, frame))
+            self.assign(statement.target, unknown, frame, statement)
+        arms = [(f"in the loop of line {statement.lineno}", statement.body), ("", [])]
+        self._execute_arms(statement, arms, frame)
         return self.execute(statement.orelse, frame)
 
     def _execute_try(self, statement: ast.Try | ast.TryStar, frame: Frame) -> str | None:
@@ -191,11 +177,3 @@ class Evaluator(Calls):
             name = alias.name if is_whole else alias.name.partition(".")[0]
             value = Object(statement, name=f"{start}{name}")
             self.store(frame.names, alias.asname or name, value)
-
-    def _delete(self, target: ast.expr, frame: Frame) -> None:
-        match target:
-            case ast.Name(id=name):
-                self.store(frame.names, name, MISSING)
-            case ast.Subscript(value=owner):
-                if isinstance(value := self.evaluate(owner, frame), Literal):
-                    self.store(value.__dict__, "is_open", True)

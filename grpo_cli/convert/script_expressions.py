@@ -74,11 +74,6 @@ class Expressions:
         """The conditions of the branch that is read."""
         return " and ".join(filter(None, self._conditions))
 
-    @property
-    def is_half_read(self) -> bool:
-        """Whether so much has been read that loops are no longer read item by item."""
-        return self._steps > _MOST_STEPS // 2
-
     def count_step(self) -> None:
         """Count what is read; raise TooLongError if it is too much."""
         self._steps += 1
@@ -323,35 +318,33 @@ class Expressions:
                 break
         if len(results) == 1:
             return results[0]
-        defaults = [default_of(result) for result in results]
-        ends = [value for value in defaults if value is not MISSING and bool(value) == is_or]
-        default = MISSING if MISSING in defaults else next(iter(ends), defaults[-1])
-        return Object(node, parts=tuple(results), default=default)
+
+        def pick(*operands: Any) -> Any:
+            return next((each for each in operands if bool(each) == is_or), operands[-1])
+
+        return self.lift(node, pick, results)
 
     def _comprehend(self, node: ast.AST, frame: Frame) -> Value:
+        """Return the items of a list over known items; of anything else, what it is computed from."""
         generators = node.generators  # type: ignore[attr-defined]
         source = self.evaluate(generators[0].iter, frame)
         items = self.items_of(source)
         inside = Frame({}, parent=frame)
-        is_mapping = isinstance(node, ast.DictComp)
-        element = ast.Tuple([node.key, node.value], ast.Load()) if is_mapping else node.elt  # type: ignore[attr-defined]
-        if items is None or len(generators) > 1 or len(items) > _MOST_ITEMS:
-            for generator in generators:
-                unknown = Object(generator.target, parts=(source,))
-                self.assign(generator.target, unknown, inside, node)
-            return Object(node, parts=(source, self.evaluate(element, inside)))
-        results: list[Value] = []
-        for item in items:
-            self.assign(generators[0].target, item, inside, node)
-            tests = [plain(self.evaluate(test, inside)) for test in generators[0].ifs]
-            if MISSING in tests:
-                return Object(node, parts=(source,))
-            results += [self.evaluate(element, inside)] if all(tests) else []
-        if not is_mapping:
+        is_list = isinstance(node, ast.ListComp) and len(generators) == 1
+        if is_list and items is not None and len(items) <= _MOST_ITEMS:
+            results: list[Value] = []
+            for item in items:
+                self.assign(generators[0].target, item, inside, node)
+                tests = [plain(self.evaluate(test, inside)) for test in generators[0].ifs]
+                if MISSING in tests:
+                    return Object(node, parts=(source,))
+                results += [self.evaluate(node.elt, inside)] if all(tests) else []  # type: ignore[attr-defined]
             return Literal(node, results)
-        pairs = [result.data for result in results if isinstance(result, Literal)]
-        data = {plain(pair[0]): pair[1] for pair in pairs if _is_key(plain(pair[0]))}
-        return Literal(node, data, is_open=len(data) < len(results))
+        for generator in generators:
+            unknown = Object(generator.target, parts=(source,))
+            self.assign(generator.target, unknown, inside, node)
+        elements = [node.value] if isinstance(node, ast.DictComp) else [node.elt]  # type: ignore[attr-defined]
+        return Object(node, parts=(source, *(self.evaluate(each, inside) for each in elements)))
 
     def get_attribute(self, node: ast.AST, owner: Value, name: str) -> Value:
         """Return an attribute of a value."""

@@ -144,7 +144,7 @@ def test_a_script_is_read_and_what_it_computes_is_left_to_do(tmp_path, monkeypat
         ("if __name__ == '__main__':\n    LR = 1e-5", "LR", 1e-5),
         ("LR = 1\nLR = 2", "LR", 2),
         ("LR = 1\nLR += 2", "LR", 3),
-        ("for LR in (1, 2): pass", "LR", 2),
+        ("for LR in (1, 2): pass", "LR", None),
         ("for LR in rates: pass", "LR", None),
         ("LR = 1\nwhile x:\n    LR = 2", "LR", None),
         ("LR = 1\ndef f():\n    global LR\n    LR = 2", "LR", 1),
