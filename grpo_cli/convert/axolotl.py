@@ -8,10 +8,14 @@ from pathlib import Path as FilePath
 from typing import Any
 
 from grpo_cli.convert import trl
-from grpo_cli.convert.datasets import NO_DATASET, PROMPT_EXAMPLE, take_entries
+from grpo_cli.convert.datasets import (
+    NO_DATASET,
+    PROMPT_EXAMPLE,
+    take_entries,
+    take_held_out_share,
+)
 from grpo_cli.convert.key_report import KeyReport, Table, find, read_keys, read_table
 from grpo_cli.convert.rewards import take_rewards
-from grpo_cli.errors import recipe_error
 from grpo_cli.recipe.explanation import Path
 
 _DEFAULT = "axolotl's default"
@@ -41,14 +45,8 @@ def convert_axolotl(report: KeyReport, folders: tuple[FilePath, ...]) -> None:
 
 
 def _take_method(report: KeyReport) -> None:
-    method, node = report.get("rl"), report.node("rl")
-    if method not in ("grpo", "gdpo"):
-        cause = f"trains by `rl: {method}`" if method else "does not say `rl: grpo`"
-        place = (node or report.source).location
-        message = f"{cause}, and recipes train by GRPO"
-        raise recipe_error(message, "convert a config with `rl: grpo`", "rl", place)
-    report.settle(("rl",), "training", "what recipes do")
-    if method == "gdpo":
+    trl.take_method(report, "rl", ("grpo", "gdpo"))
+    if report.get("rl") == "gdpo":
         target = "training.multi_objective_aggregation"
         report.keep(("rl",), target, "normalize_then_sum", "what GDPO is")
 
@@ -104,14 +102,6 @@ def _take_server(report: KeyReport) -> None:
     trl.take_sampling(report, server_first=True)
 
 
-def _take_held_out(report: KeyReport, key: Path, size: Any) -> None:
-    if isinstance(size, int | float) and 0 < size < 1:
-        report.keep(key, "dataset.eval_fraction", size)
-    else:
-        reason = "a share is needed: `dataset.eval_fraction`, above 0 and below 1"
-        report.drop(key, reason if size else "nothing is held out")
-
-
 def _positive(value: Any) -> bool:
     return isinstance(value, int | float) and value > 0
 
@@ -145,7 +135,7 @@ def _take_tracker(report: KeyReport, key: Path, value: Any) -> None:
 
 _TRAINING: Table = {
     **read_table("axolotl"),
-    "val_set_size": _take_held_out,
+    "val_set_size": take_held_out_share,
     "gradient_checkpointing": _take_checkpointing,
     "saves_per_epoch": _take_times_per_epoch,
     "evals_per_epoch": _take_times_per_epoch,

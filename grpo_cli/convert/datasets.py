@@ -13,7 +13,7 @@ from grpo_cli.recipe.explanation import Path
 
 BUILDERS = ("json", "csv", "parquet")
 """What `load_dataset` calls files of a kind; a recipe tells them apart by their endings."""
-_ENDINGS = (".json", ".jsonl", ".csv", ".parquet")
+FILE_ENDINGS = (".json", ".jsonl", ".csv", ".parquet")
 PROMPT_EXAMPLE = (
     'prompt: {system: "Think step by step.", user: "{{ question }}"}\n'
     r"columns: {answer: {from: answer, regex: '####\s*(.+)$'}}   # what rewards receive"
@@ -83,7 +83,7 @@ def _take_entry(report: KeyReport, key: Path, place: str) -> None:
             "path": settled(f"{place}.kind", "read from the endings"),
             "data_files": take_files,
         }
-    elif isinstance(path, str) and path.endswith(_ENDINGS):
+    elif isinstance(path, str) and path.endswith(FILE_ENDINGS):
         rules = {"path": f"{place}.train"}
     put(report.recipe, f"{place}.kind", "files" if rules else "hub")
     if not rules:
@@ -109,3 +109,12 @@ def _take_files(report: KeyReport, key: Path, files: Any, place: str) -> None:
     held_out = [files[name] for name in ("test", "validation", "eval") if name in files]
     if held_out:
         report.keep(key, f"{place}.eval", held_out[0])
+
+
+def take_held_out_share(report: KeyReport, key: Path, size: Any) -> None:
+    """Take the share of the rows that is held out."""
+    if isinstance(size, int | float) and 0 < size < 1:
+        report.keep(key, "dataset.eval_fraction", size)
+    else:
+        reason = "a share is needed: `dataset.eval_fraction`, above 0 and below 1"
+        report.drop(key, reason if size else "nothing is held out")

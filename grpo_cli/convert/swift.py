@@ -8,7 +8,13 @@ from pathlib import Path as FilePath
 from typing import Any
 
 from grpo_cli.convert import trl
-from grpo_cli.convert.datasets import NO_DATASET, PROMPT_EXAMPLE, take_entries
+from grpo_cli.convert.datasets import (
+    FILE_ENDINGS,
+    NO_DATASET,
+    PROMPT_EXAMPLE,
+    take_entries,
+    take_held_out_share,
+)
 from grpo_cli.convert.key_report import KeyReport, Table, find, read_keys, read_table
 from grpo_cli.convert.rewards import (
     Reward,
@@ -17,7 +23,6 @@ from grpo_cli.convert.rewards import (
     take_parameters,
     take_rewards,
 )
-from grpo_cli.errors import recipe_error
 from grpo_cli.recipe.explanation import Path
 from grpo_cli.recipe.yaml_tree import as_node
 
@@ -25,19 +30,12 @@ _DEFAULT = "ms-swift's default"
 _DATASET = re.compile(
     r"(?P<path>[^#:]+(?::(?=//)[^#:]+)?)(?::(?P<subset>[^#]+))?(?:#(?P<count>\d+))?"
 )
-_FILES = (".json", ".jsonl", ".csv", ".parquet")
 
 
 def convert_swift(report: KeyReport, folders: tuple[FilePath, ...]) -> None:
     """Take every key of an ms-swift config; refuse one for another training than GRPO."""
     report.rename({}, read_keys("swift-names"))
-    method = report.get("rlhf_type")
-    if method != "grpo":
-        cause = f"trains by `rlhf_type: {method}`" if method else "does not say `rlhf_type: grpo`"
-        place = (report.node("rlhf_type") or report.source).location
-        fix = "convert a config with `rlhf_type: grpo`"
-        raise recipe_error(f"{cause}, and recipes train by GRPO", fix, "rlhf_type", place)
-    report.settle(("rlhf_type",), "training", "what recipes do")
+    trl.take_method(report, "rlhf_type", ("grpo",))
     _take_tuner(report)
     report.take(_MODEL)
     report.add_missing("model.dtype", "bfloat16", "ms-swift loads weights in bfloat16 on a GPU")
@@ -102,7 +100,7 @@ def _take_rows(report: KeyReport) -> None:
         match = _DATASET.fullmatch(text)
         path = match["path"] if match else text
         count = match["count"] if match else None
-        subset = match["subset"] if match and not path.endswith(_FILES) else None
+        subset = match["subset"] if match and not path.endswith(FILE_ENDINGS) else None
         entries.append({"path": path, **({"name": subset} if subset else {})})
         counts.append(int(count) if count else None)
     node = report.node("datasets")
@@ -113,7 +111,7 @@ def _take_rows(report: KeyReport) -> None:
         report.add("dataset.limit", counts[0], f"dataset: {texts[0]}")
     elif any(counts):
         report.comment("dataset.sources", f"`#` is the number of rows: {', '.join(texts)}")
-    if not all(entry["path"].endswith(_FILES) for entry in entries):
+    if not all(entry["path"].endswith(FILE_ENDINGS) for entry in entries):
         report.comment("dataset", "ms-swift takes names from ModelScope unless `use_hf` is set")
     report.to_do["dataset.prompt"] = (
         "ms-swift detects the columns of prompts; write the prompt as Jinja over the columns"
@@ -122,18 +120,11 @@ def _take_rows(report: KeyReport) -> None:
     report.take(
         {
             **read_table("swift-rows"),
-            "split_dataset_ratio": _take_share,
+            "split_dataset_ratio": take_held_out_share,
             "system": _take_system,
             "columns": _take_columns,
         }
     )
-
-
-def _take_share(report: KeyReport, key: Path, value: Any) -> None:
-    if isinstance(value, int | float) and 0 < value < 1:
-        report.keep(key, "dataset.eval_fraction", value)
-    else:
-        report.settle(key, "dataset", "nothing is held out")
 
 
 def _take_system(report: KeyReport, key: Path, value: Any) -> None:

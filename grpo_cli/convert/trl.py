@@ -6,6 +6,7 @@ Source: `trl/scripts/grpo.py`, `ModelConfig`, `GRPOConfig` and `accelerate_confi
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -28,6 +29,7 @@ from grpo_cli.convert.rewards import (
     take_parameters,
     take_rewards,
 )
+from grpo_cli.errors import recipe_error
 from grpo_cli.recipe import grpo_fields
 from grpo_cli.recipe.explanation import Path
 
@@ -225,6 +227,17 @@ def convert_trl(
     take_sampling(report)
     report.take({name: rule for name, rule in read_table("open-r1").items() if name in _SHARED})
     take_training(report)
+
+
+def take_method(report: KeyReport, key: str, methods: Sequence[str]) -> None:
+    """Take the key that names how a config trains; refuse another method than GRPO."""
+    method = report.get(key)
+    if method not in methods:
+        cause = f"trains by `{key}: {method}`" if method else f"does not say `{key}: grpo`"
+        place = (report.node(key) or report.source).location
+        fix = f"convert a config with `{key}: grpo`"
+        raise recipe_error(f"{cause}, and recipes train by GRPO", fix, key, place)
+    report.settle((key,), "training", "what recipes do")
 
 
 def take_training(report: KeyReport) -> None:
