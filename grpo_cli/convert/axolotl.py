@@ -97,7 +97,7 @@ def _take_server(report: KeyReport) -> None:
         reason = "`grpo train` starts the server itself; for one of yours set `base_url`"
         report.drop_all(trl.SERVER_KEYS, reason)
     else:
-        report.drop_all(report.section("vllm"), "of a server elsewhere")
+        report.drop_all(report.section("vllm"), "the server is on another machine; set it there")
     report.take({**read_table("axolotl-server"), **_SERVER_FLAGS})
     trl.take_sampling(report, server_first=True)
 

@@ -117,7 +117,7 @@ def convert_file(source: Path, dialect: str | None, output: Path | None) -> Conv
 
     Raises:
         UsageError: The flags contradict each other, or `output` exists.
-        RecipeError: The file cannot be read, or is no config of a known tool.
+        RecipeError: The file cannot be read, or is not a config of a known tool.
     """
     if output is not None and output.exists():
         raise UsageError(f"{output} exists. Fix: give another name, or move it away")
@@ -309,7 +309,7 @@ def recognise(tree: Node, dialect: str | None, source: str) -> tuple[Dialect, Se
         fix = f"--from {nearest(dialect, DIALECTS) or ', '.join(DIALECTS)}"
         raise UsageError(f"there is no dialect `{dialect}`. Fix: use {fix}")
     if not isinstance(tree.value, dict):
-        message = "is no config: the top level must be `key: value` lines"
+        message = "is not a config: the top level must be `key: value` lines"
         fix = "name the YAML file that the other tool reads"
         raise recipe_error(message, fix, location=tree.location)
     if dialect is not None:
@@ -322,7 +322,7 @@ def recognise(tree: Node, dialect: str | None, source: str) -> tuple[Dialect, Se
             return name, signs[:4]
     others = by_key(read_keys("other-tools"))
     tool = next((others[key] for key in others if key in tree.value), None)
-    about = "no config of TRL, open-r1, axolotl or ms-swift"
+    about = "not a config of TRL, open-r1, axolotl or ms-swift"
     if tool is not None:
         about = f"a config of {tool}, which is not converted"
     raise recipe_error(f"is {about}", CONVERTIBLE, location=tree.location)

@@ -210,5 +210,7 @@ def build_tree(command: Command, source: FilePath) -> tuple[Node, dict[str, str]
         raise recipe_error(cause, "run `grpo convert` where the script runs", location=where)
     base = read_text(read_source(path), str(path))
     if not isinstance(base.value, dict):
-        raise recipe_error("is no config", "name the YAML of the training", location=base.location)
+        raise recipe_error(
+            "is not a config", "name the YAML of the training", location=base.location
+        )
     return merge(base, tree), unset

@@ -211,7 +211,7 @@ TRAINING: Table = {
     **dict.fromkeys(("fsdp", "fsdp_config", "fsdp_version"), _take_fsdp),
     "warmup_ratio": _take_warmup_ratio,
 }
-"""Keys of the training and its launcher that are no fields of `GRPOConfig` in a recipe."""
+"""Keys of the training and its launcher that are not fields of `GRPOConfig` in a recipe."""
 _KNOWN = {*MODEL, *LORA, *VLLM, *TRAINING, *NAMED, *MIXTURE_KEYS, *SERVER_KEYS}
 _NULLABLE = ("vllm_importance_sampling_clip_max",)
 """Fields for which null is a value of its own, and not the default."""

@@ -297,4 +297,4 @@ def test_a_server_of_axolotls_elsewhere_keeps_its_address():
         "server_host": "10.0.0.9",
         "server_port": 8100,
     }
-    assert "elsewhere" in reasons(report)["vllm.tensor_parallel_size"]
+    assert "another machine" in reasons(report)["vllm.tensor_parallel_size"]

@@ -213,7 +213,7 @@ def test_a_dialect_is_told_by_its_keys(text, dialect):
     [
         ("name: x\nmodel: {path: m}\ndataset: {kind: hub}\n", "recipe of grpo already"),
         ("name: x\nmodel: {path: m}\ndataset: {kind: hub}\nlearning_rate: 1\n", "grpo already"),
-        ("a: 1\n", "is no config of TRL, open-r1, axolotl or ms-swift"),
+        ("a: 1\n", "is not a config of TRL, open-r1, axolotl or ms-swift"),
         ("- 1\n", "`key: value` lines"),
     ],
 )
