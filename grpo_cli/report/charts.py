@@ -175,7 +175,7 @@ def thin(points: Sequence[Point]) -> Sequence[Point]:
     """Return a line's points; of more than can be drawn, the lowest and the highest of equal stretches."""
     if len(points) <= _MOST_POINTS:
         return points
-    size, thinned = 2 * len(points) // _MOST_POINTS + 1, []
+    points, size, thinned = list(points), 2 * len(points) // _MOST_POINTS + 1, []
     for first in range(0, len(points), size):
         stretch = [point for point in points[first : first + size] if point[1] is not None]
         if stretch:

@@ -6,7 +6,7 @@ import math
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,6 +48,11 @@ _DECODER = json.JSONDecoder(parse_constant=lambda _: None)
 
 def parse_json(text: str | bytes) -> Any:
     """Parse JSON; NaN and infinities become None. Raises `ValueError` for anything else."""
+    # Several times as fast as `json`, but it knows no halves of surrogate pairs, and nests less deeply.
+    import pydantic_core
+
+    with suppress(ValueError):
+        return pydantic_core.from_json(text, allow_inf_nan=False)
     try:
         return _DECODER.decode(text if isinstance(text, str) else text.decode())
     except RecursionError:

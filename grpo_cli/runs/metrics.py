@@ -8,7 +8,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from math import nan
+from itertools import chain, compress, islice
+from math import isnan, nan
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, overload
 
@@ -36,13 +37,15 @@ Step = dict[str, Any]
 """The numbers of one logged training step: `step`, `time`, `total_steps` and TRL's metrics."""
 _FINGERPRINT_BYTES = 256
 """Records bear their time, so no two of a run's files have the same bytes at the same place."""
+_BLOCK_BYTES, _BLOCK_RECORDS = 2**20, 1000
+"""Read, and added to the series, at once."""
 _SKIMMED_BYTES = 2**24
 """A file of so many bytes is large."""
 _END_BYTES, _BETWEEN = 2**21, 1000
 """Bytes at its start and at its end that are read, and lines in between."""
 _MOST_STEPS, _NEWEST_STEPS = 8192, 1024
 """Training steps that are kept with all their numbers, and the newest of them, which are never left out."""
-_NOT_METRICS = frozenset({"time", "step", "total_steps"})
+_NOT_METRICS = frozenset({"schema_version", "event", "time", "step", "total_steps"})
 _HUGE = 1e300
 _NUMBERS = frozenset({float, int, type(None)})
 _REWARD_PREFIX, _MEAN = "rewards/", "/mean"
@@ -128,12 +131,13 @@ class RecordTail:
         """Yield the complete lines that follow; of a large file that is skimmed, some of them."""
         if self._skims and self._offset == 0:
             yield from self._skim(file)
-        for line in file:
-            if not line.endswith(b"\n"):
-                return
-            self._offset += len(line)
-            self._seen = (self._seen + line)[-_FINGERPRINT_BYTES:]
-            yield line
+        while lines := file.readlines(_BLOCK_BYTES):
+            if not lines[-1].endswith(b"\n"):
+                lines.pop()
+            block = b"".join(lines)
+            self._offset += len(block)
+            self._seen = (self._seen + block[-_FINGERPRINT_BYTES:])[-_FINGERPRINT_BYTES:]
+            yield from lines
 
     def _skim(self, file: BinaryIO) -> Iterator[bytes]:
         """Yield the lines at the start of a large file and some in between; go to where its end begins."""
@@ -176,8 +180,14 @@ class Series(Sequence[Point]):
 
     def append(self, step: int, value: float | None) -> None:
         """Add a point."""
-        self.steps.append(step)
-        self.values.append(nan if value is None else value)
+        self.extend((step,), (value,))
+
+    def extend(self, steps: Iterable[int], values: Iterable[float | None]) -> None:
+        """Add points; of values that are not finite, NaN is kept."""
+        self.steps.extend(steps)
+        low, high = -_HUGE, _HUGE
+        # The comparison is false for NaN, infinities, and integers that no float holds.
+        self.values.extend([v if v is not None and low < v < high else nan for v in values])
 
     def pop(self) -> None:
         """Remove the last point."""
@@ -186,7 +196,9 @@ class Series(Sequence[Point]):
 
     def numbers(self) -> list[float]:
         """Return the values that are numbers, in order."""
-        return [value for value in self.values if value == value]
+        values = self.values.tolist()
+        # The sum is NaN if one of them is.
+        return [value for value in values if value == value] if isnan(sum(values)) else values
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -202,7 +214,7 @@ class Series(Sequence[Point]):
         if isinstance(place, int):
             value = self.values[place]
             return self.steps[place], value if value == value else None
-        values = (value if value == value else None for value in self.values[place])
+        values = [value if value == value else None for value in self.values[place]]
         return list(zip(self.steps[place], values, strict=True))
 
     def __iter__(self) -> Iterator[Point]:
@@ -213,9 +225,10 @@ class Series(Sequence[Point]):
 class Metrics:
     """The records of `metrics.jsonl`; grows record by record, and keeps every value in little memory."""
 
-    steps: list[Step] = field(default_factory=list)
-    """Logged training steps with all their numbers: the first of each attempt, the newest ones, and of many others
-    some, evenly spread."""
+    _steps: list[Step] = field(default_factory=list)
+    """The records of `steps`."""
+    _converted: int = 0
+    """How many of them are numbers alone by now: of a long run, most are left out before anyone asks for them."""
     attempt: int = 0
     """Index in `steps` at which the newest attempt begins."""
     series: dict[str, Series] = field(default_factory=dict)
@@ -227,42 +240,67 @@ class Metrics:
     """Optimizer step of the newest record."""
     total_steps: int | None = None
 
-    def add(self, record: Mapping[str, Any]) -> None:
-        """Add one record; those that are no training, evaluation, warm-up or measurement are passed over."""
+    @property
+    def steps(self) -> list[Step]:
+        """Logged training steps with all their numbers: the first of each attempt, the newest ones, and of many
+        others some, evenly spread."""
+        self._steps[self._converted :] = map(read_numbers, self._steps[self._converted :])
+        self._converted = len(self._steps)
+        return self._steps
+
+    def add(self, record: dict[str, Any]) -> None:
+        """Add one record."""
+        self.extend([record])
+
+    def extend(self, records: Iterable[dict[str, Any]]) -> None:
+        """Add records; those that are no training, evaluation, warm-up or measurement are passed over."""
+        records = iter(records)
+        while block := list(islice(records, _BLOCK_RECORDS)):
+            for record in block:
+                self._add_event(record)
+            logged = [record for record in block if record["event"] in ("train", "eval")]
+            steps = [record["step"] for record in logged]
+            # By metric, since there are millions of values. False is not a number, as what is not logged.
+            for name in dict.fromkeys(chain.from_iterable(logged)):
+                if name not in _NOT_METRICS:
+                    self._add_column(name, steps, [record.get(name, False) for record in logged])
+
+    def _add_event(self, record: dict[str, Any]) -> None:
+        """Add what a record says beside the values of its metrics."""
         event = record["event"]
         if event == "measure":
             self.measured[record["when"]] = record
         elif event == "resume":
-            self.attempt = len(self.steps)
+            self.attempt = len(self._steps)
         elif event == "warmup":
             self._add_warmup(record)
-        if event not in ("train", "eval"):
-            return
-        numbers = read_numbers(record)
-        self.step = step = record["step"]
-        self.total_steps = numbers.get("total_steps") or self.total_steps
-        for name, value in numbers.items():
-            if name in _NOT_METRICS:
-                continue
-            if (series := self.series.get(name)) is None:
-                series = self.series[name] = Series()
-            # Inlined, since it is done millions of times.
-            series.steps.append(step)
-            series.values.append(nan if value is None else value)
+        elif event in ("train", "eval"):
+            self.step = record["step"]
+            total_steps = read_numbers({"total_steps": record.get("total_steps")})
+            self.total_steps = total_steps.get("total_steps") or self.total_steps
         if event == "train":
-            self.steps.append(numbers)
-            if len(self.steps) > _MOST_STEPS:
+            self._steps.append(record)
+            if len(self._steps) > _MOST_STEPS:
                 self._thin_steps()
+
+    def _add_column(self, name: str, steps: list[int], values: list[Any]) -> None:
+        """Add the values of a metric; those that are not numbers are passed over."""
+        if not _NUMBERS.issuperset(map(type, values)):
+            are_numbers = [type(value) in _NUMBERS for value in values]
+            steps, values = list(compress(steps, are_numbers)), list(compress(values, are_numbers))
+        if values:
+            self.series.setdefault(name, Series()).extend(steps, values)
 
     def _thin_steps(self) -> None:
         """Leave out every second step between the first and the newest ones."""
-        end = len(self.steps) - _NEWEST_STEPS
-        places = [*range(0, end, 2), *range(end, len(self.steps))]
+        end = len(self._steps) - _NEWEST_STEPS
+        places = [*range(0, end, 2), *range(end, len(self._steps))]
         attempt = bisect_left(places, self.attempt)
         if attempt == len(places) or places[attempt] != self.attempt:
             places.insert(attempt, self.attempt)
-        self.steps = [self.steps[place] for place in places if place < len(self.steps)]
+        self._steps = [self._steps[place] for place in places if place < len(self._steps)]
         self.attempt = attempt
+        self._converted = bisect_left(places, self._converted)
 
     def _add_warmup(self, record: Mapping[str, Any]) -> None:
         """Add the losses of a step of the warm-up; what an earlier attempt logged from there on is dropped."""

@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cached_property
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -106,8 +107,7 @@ class Run:
     def metrics(self) -> Metrics:
         """All records of `metrics.jsonl`; `refresh` adds those that came since."""
         metrics = Metrics()
-        for record in self._tail.read_new():
-            metrics.add(record)
+        metrics.extend(self._tail.read_new())
         return metrics
 
     @property
@@ -211,15 +211,18 @@ class Run:
         # The status first: a record that was written before it is then never missed.
         self.status = StatusFile(self.folder.status).read()
         self.__dict__.pop("life", None)
-        rewinds, is_new = self._tail.rewinds, "metrics" not in self.__dict__
-        records: deque[dict[str, Any]] = deque(maxlen=self._most_records)
-        for record in self._tail.read_new():
-            if is_new or (self._tail.rewinds > rewinds and not records):
-                self.metrics, self._newest_group, is_new = Metrics(), None, False
-            self.metrics.add(record)
-            records.append(record)
-        if is_new or (self._tail.rewinds > rewinds and not records):
+        rewinds, new = self._tail.rewinds, self._tail.read_new()
+        # Reading the first one tells whether the file was cut.
+        first = list(islice(new, 1))
+        if self._tail.rewinds > rewinds or "metrics" not in self.__dict__:
             self.metrics, self._newest_group = Metrics(), None
+        records: deque[dict[str, Any]] = deque(maxlen=self._most_records)
+
+        def keep(record: dict[str, Any]) -> dict[str, Any]:
+            records.append(record)
+            return record
+
+        self.metrics.extend(map(keep, chain(first, new)))
         listed = list(records)
         if self._tail.rewinds > rewinds:
             resumed = [at for at, each in enumerate(listed) if each["event"] == "resume"]
