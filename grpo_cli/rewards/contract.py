@@ -190,10 +190,6 @@ class RewardParams(Section):
         """Return the name of a reward with these parameters (as written) that has no `name`."""
         return cls.kind
 
-    def explain_constant(self, prompt: Any, row: Mapping[str, Any]) -> str:
-        """Return what may make a reward give all answers the same score, as an edit; empty if nothing shows."""
-        return ""
-
     def required_columns(self) -> tuple[str, ...]:
         """Return the dataset columns without which this reward cannot score."""
         column = getattr(self, "answer", None)

@@ -369,8 +369,6 @@ def _check_variety(table: "Table", index: int, scores: list[Score]) -> Iterator[
         [value] = values - {None}
         message = f"gives every answer tried the same score ({value:g}): it cannot teach anything"
         fix = "correct it, or score an answer that deserves another: grpo rewards test --answer '…'"
-        if hint := reward.params.explain_constant(table.prompts[0], table.row(0)):
-            fix = f"{hint}; or {fix.removeprefix('correct it, or ')}"
     else:
         return
     yield Issue(f"`{reward.name}` {message}", fix, path=f"rewards.{index}", level=level)

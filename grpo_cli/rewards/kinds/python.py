@@ -126,21 +126,6 @@ class PythonParams(RewardParams):
         named = (each.name for each in parameters if each.kind is not each.VAR_KEYWORD)
         return tuple(name for name in named if not self._is_passed(name))
 
-    def explain_constant(self, prompt: Any, row: Mapping[str, Any]) -> str:
-        definition = self._definition()
-        nodes = list(ast.walk(definition)) if isinstance(definition, Function) else []
-        read = {node.id for node in nodes if isinstance(node, ast.Name)}
-        read |= {node.value for node in nodes if isinstance(node, ast.Constant)}  # type: ignore[misc]
-        rest = definition.args.kwarg if isinstance(definition, Function) else None
-        if nodes and not read & {"completions", "completion_ids", rest.arg if rest else ""}:
-            return "score `completions`, which the function does not read"
-        if numbers := [each for each in self.named_columns() if isinstance(row.get(each), int)]:
-            [name, *_] = numbers
-            return f"compare with `str(…)` of `{name}`: it is a number ({row[name]}), and completions are text"
-        if not isinstance(prompt, str) and "content" not in read:
-            return 'each completion is a list of messages here, whose text is `completion[0]["content"]`'
-        return ""
-
     def _is_passed(self, name: str) -> bool:
         return name in TRL_PARAMETERS or name in _SINGULARS or name in self.kwargs
 

@@ -118,9 +118,6 @@ ODD = [
     (b"13", "is bytes"),
     ({"value": "13", "unit": "kg"}, "has keys (value, unit)"),
     ('["a", "b"]', "is a list written as text"),
-    ("MÃ¼nchen", "'München' is meant"),
-    (["x", "x &lt; 3"], "writing 'x < 3'"),
-    ("word\u200b", "(U+200B)"),
     *(
         (gold, "")
         for gold in (
@@ -128,8 +125,6 @@ ODD = [
             "[1, 2]",
             ["a", "b"],
             "AT&T; x < 3",
-            "مى\u200cخواهم",
-            "Ã",
             13,
             "a\tb",
         )

@@ -216,22 +216,6 @@ def test_a_form_that_no_answer_has_is_a_note(attempt):
     assert "as the data has no right ones to try" in "".join(found(trial, "note"))
 
 
-@pytest.mark.parametrize(
-    ("body", "fix"),
-    [
-        ("[float(c == a) for c, a in zip(completions, answer)]", "`str(…)` of `answer`"),
-        ("[float(len(p)) * 0 for p in prompts]", "score `completions`, which the function"),
-    ],
-)
-def test_why_a_function_gives_one_score_is_said(attempt, tmp_path, body, fix):
-    (tmp_path / "own.py").write_text(
-        f"def f(prompts, completions, answer, **kw):\n    return {body}\n"
-    )
-    trial = attempt("- {kind: python, path: ./own.py:f}", [{**row, "answer": 2} for row in ROWS])
-    [problem] = [each for each in trial.problems if each.level == "warning"]
-    assert fix in problem.fix
-
-
 def test_rewards_under_a_condition_are_tried_where_it_holds(attempt):
     tasks = ["math", "chat"]
     rows = [{**row, "task": tasks[at % 2], "source": "a"} for at, row in enumerate(ROWS)]
@@ -278,14 +262,11 @@ def test_forgiven_failures_are_told(attempt, tmp_path):
     assert "division by zero" in message
 
 
-def test_a_function_that_measures_messages_is_told_where_their_text_is(attempt, tmp_path):
+def test_a_function_that_gives_one_score_is_found(attempt, tmp_path):
     source = "def f(completions, **kw):\n    return [float(len(c)) for c in completions]\n"
     (tmp_path / "own.py").write_text(source)
-    [problem] = [
-        p for p in attempt("- {kind: python, path: ./own.py:f}").problems if p.fix[:4] == "each"
-    ]
-    assert "gives every answer tried the same score (1)" in problem.seen
-    assert '`completion[0]["content"]`' in problem.fix
+    warnings = found(attempt("- {kind: python, path: ./own.py:f}"), "warning")
+    assert any("gives every answer tried the same score (1)" in each for each in warnings)
 
 
 LONG = "First we add the two numbers, then we look at the sum again, and it is {}"
