@@ -123,6 +123,10 @@ class Script(ScriptModel):
                 if isinstance(value, Function):
                     reason = "code of the script's own trainer; recipes train with TRL's"
                     self.drop(f"{cls.name}.{name}", value.node, reason)
+                    if name == "__init__" and "args" not in bound:
+                        fix = "it is not read; write what it gives GRPOTrainer"
+                        self.leave("training", None, value.node, fix)
+                        self.report.unread |= {*ALL_SECTIONS}
         if trainer.cls is None and is_own:
             reason = "its own code is not read, and recipes train with TRL's GRPOTrainer"
             self.drop(code_of(getattr(trainer.node, "func", trainer.node)), trainer.node, reason)
@@ -130,8 +134,9 @@ class Script(ScriptModel):
 
     def _take_config(self, trainer: Object | None, at: tuple[Value, ast.AST] | None) -> None:
         value, node = at or (None, ast.Constant(None))
-        configs = list(filter(is_config, self.made)) if trainer is None else []
-        configs += self.find(value, is_config)[0] if at is not None else []
+        configs, passes = self.find(value, is_config)
+        if trainer is None:
+            configs = list(filter(is_config, self.made))
         config = self._pick(configs, "GRPOConfig") if trainer is None else None
         if config is None and configs:
             config = configs[0]
@@ -144,12 +149,17 @@ class Script(ScriptModel):
                 self.leave("training", value, node, fix)
                 self.report.unread |= {"training", "generation", "logging"}
             return
+        for made in passes:
+            self.done.add(id(made))
+            self.leave_change(made)
         settings = self.bind(config, ["output_dir"])
         for change in self.evaluator.assignments:
-            if change.owner is config and not change.name.startswith("["):
+            owner = change.owner
+            is_meant = owner is value or owner in (config, *passes)
+            if is_meant and isinstance(owner, Object) and not change.name.startswith("["):
                 self.done.add(id(change))
-                is_lost = change.condition and change.name not in config.attrs
-                after = Object(change.node) if is_lost else config.attrs[change.name]
+                is_lost = change.condition and change.name not in owner.attrs
+                after = Object(change.node) if is_lost else owner.attrs[change.name]
                 settings[change.name] = (after, change.node)
         for name, (setting, where) in settings.items():
             self._take_setting(name, setting, where)

@@ -344,7 +344,10 @@ class ScriptAccount:
             elif not {made.name.partition(".")[0], made.last_name} & harmless:
                 objects = [each for each in (made.args or {}).values() if not _is_text(each)]
                 touched = [role for role in map(role_of, objects) if role not in ("", "rows")]
-                if touched and id(made) not in ids:
+                configs = [each for each in objects if isinstance(each, Object) and is_config(each)]
+                if configs and id(made) not in ids:
+                    self.leave_change(made)
+                elif touched and id(made) not in ids:
                     reason = f"gets the {touched[0]}, and may change it; it is not read"
                     self.drop(code_of_call(made), made.node, reason)
         for change in self.evaluator.assignments:
@@ -353,6 +356,11 @@ class ScriptAccount:
                 nodes.add(id(change.node))
                 self._sweep_assignment(change, role)
         self._sweep_unread({id(made.node) for made in self.made})
+
+    def leave_change(self, made: Object) -> None:
+        """Leave what a function does to the config to the user."""
+        self.leave("training", None, made.node, "it may change the config; write what it changes")
+        self.report.unread |= {"training", "generation", "logging"}
 
     def _sweep_unread(self, read: set[int]) -> None:
         """Name calls that make objects of a training where nothing was read."""
@@ -395,6 +403,8 @@ class ScriptAccount:
     def _sweep_assignment(self, change: Assignment, role: str) -> None:
         reasons = by_key(read_keys("script-assignments"))
         reason = reasons.get(change.name, f"recipes do not set this on the {role}")
+        if role == "config":
+            reason = "of another config, or of one that GRPOTrainer is not known to get"
         target = change.node.targets[0] if isinstance(change.node, ast.Assign) else change.node
         where = f" (if `{change.condition}`)" if change.condition else ""
         self.drop(f"{code_of(target)} = {code_of(change.value.node)}{where}", change.node, reason)

@@ -300,6 +300,10 @@ class Calls(Expressions):
             return Function(node, target=first, positional=(*positional[1:],), keywords=keywords)
         if name in _COPIES and len(positional) == 1:
             return self.mapping_of(first) or first
+        attribute = plain(positional[1]) if len(positional) == 3 else None
+        if name == "setattr" and isinstance(attribute, str):
+            self.set_attribute(first, attribute, positional[2], node)
+            return literal(node, None)
         if name in ("list", "tuple") and (items := self.items_of(first)) is not None:
             return Literal(node, tuple(items) if name == "tuple" else items)
         if name in FUNCTIONS and not keywords:

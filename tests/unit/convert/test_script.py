@@ -443,6 +443,21 @@ def test_functions_classes_and_branches_are_followed_and_all_of_them_is_named():
     }
 
 
+def test_a_trainer_that_makes_its_own_config_is_named_and_nothing_is_claimed():
+    own = "class Mine(GRPOTrainer):\n    def __init__(self, lr):\n        args = GRPOConfig(beta=lr)\n"
+    report = convert(f"from trl import GRPOConfig, GRPOTrainer\n{own}Mine(0.5).train()\n")
+    assert "train.py:3 has `def __init__(self, lr)" in report.to_do["training"]
+    assert {"Mine.__init__", "GRPOTrainer.lr", "GRPOConfig(beta=lr)"} == {*reasons(report)}
+    assert (report.notes, report.recipe.keys()) == ({}, {"name"})
+
+
+def test_a_setting_of_a_config_that_depends_on_a_condition_is_kept():
+    made = "args = GRPOConfig(top_k=1) if x else GRPOConfig(top_k=2)\nargs.beta = 0.5\n"
+    report = convert(f"{made}{TAIL}")
+    assert report.recipe["training"] == {"beta": 0.5}
+    assert "top_k=2" in report.to_do["training"]
+
+
 def test_nothing_is_said_about_settings_that_were_not_read():
     text = "args = {}GRPOTrainer('m/x', 'r/m', args, load_dataset('d/x'))\n"
     for made in (
@@ -454,6 +469,19 @@ def test_nothing_is_said_about_settings_that_were_not_read():
         assert set(report.to_do) == {"training"}
         assert "generation" not in report.recipe
         assert report.notes == {}
+
+
+@pytest.mark.parametrize(
+    "change", ["args = dataclasses.replace(args, beta=1)", "args = tune(args)", "tune(args, 1)"]
+)
+def test_what_may_change_the_config_is_left_to_the_user(change):
+    text = f"args = GRPOConfig(num_generations=4)\n{change}\nargs.epsilon = 0.3\n"
+    report = convert(f"{text}setattr(args, 'top_p', 0.5)\n{TAIL}")
+    assert set(report.to_do) == {"training"}
+    assert f"train.py:2 has `{change.removeprefix('args = ')}`; it may" in report.to_do["training"]
+    assert report.recipe["training"] == {"epsilon": 0.3}
+    assert report.recipe["generation"] == {"num_generations": 4, "top_p": 0.5}
+    assert report.notes == {}
 
 
 @pytest.mark.parametrize(
