@@ -5,7 +5,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib import resources
-from operator import itemgetter
 from typing import Any
 
 from grpo_cli.analysis.expectations import bands_of
@@ -13,14 +12,13 @@ from grpo_cli.analysis.held_out import SHARES
 from grpo_cli.analysis.metrics import Metric
 from grpo_cli.report.summary import RunReport
 from grpo_cli.report.tables import list_measured, rank_runs
-from grpo_cli.runs.metrics import Point
+from grpo_cli.runs.metrics import Point, Series
 
 _NOT_SHOWN = frozenset({"epoch", "num_tokens", "dynamic_sampling/prompts_seen"})
 _RUNTIME = re.compile(r"eval_[^/]+/runtime")
 """Seconds of held-out sets, which the table of time adds up."""
 _OF_SET = re.compile(r"eval_([^/]+)/(.+)")
 """Metrics of the sets of `evaluation.during`, and some of TRL's own evaluation."""
-_VALUE = itemgetter(1)
 _MOST_POINTS = 10_000
 """Points of a line."""
 _OPEN = ("Reward", "Evaluation during training", "Signal", "Stability")
@@ -168,18 +166,20 @@ def _read_points(run: RunReport, name: str) -> Sequence[Point]:
     """Return a metric's records; of a held-out set also those before and after training."""
     if (match := _OF_SET.fullmatch(name)) and (series := run.held_out_sets.get(match[1])):
         return list(series.values(match[2]).items())
-    return thin(run.series.get(name, ()))
+    return thin(run.series.get(name, Series()))
 
 
-def thin(points: Sequence[Point]) -> Sequence[Point]:
+def thin(series: Series) -> Sequence[Point]:
     """Return a line's points; of more than can be drawn, the lowest and the highest of equal stretches."""
-    if len(points) <= _MOST_POINTS:
-        return points
-    points, size, thinned = list(points), 2 * len(points) // _MOST_POINTS + 1, []
-    for first in range(0, len(points), size):
-        stretch = [point for point in points[first : first + size] if point[1] is not None]
-        if stretch:
-            thinned += sorted({min(stretch, key=_VALUE), max(stretch, key=_VALUE)})
+    if len(series) <= _MOST_POINTS:
+        return series
+    size = 2 * len(series) // _MOST_POINTS + 1
+    thinned: list[Point] = []
+    for first in range(0, len(series), size):
+        values = series.values[first : first + size]
+        if numbers := [value for value in values if value == value]:
+            places = {first + values.index(pick(numbers)) for pick in (min, max)}
+            thinned += sorted({series[place] for place in places})
     return thinned
 
 

@@ -184,10 +184,11 @@ class Series(Sequence[Point]):
 
     def extend(self, steps: Iterable[int], values: Iterable[float | None]) -> None:
         """Add points; of values that are not finite, NaN is kept."""
-        self.steps.extend(steps)
+        self.steps.extend(array("q", steps))
         low, high = -_HUGE, _HUGE
         # The comparison is false for NaN, infinities, and integers that no float holds.
-        self.values.extend([v if v is not None and low < v < high else nan for v in values])
+        numbers = [v if v is not None and low < v < high else nan for v in values]
+        self.values.extend(array("d", numbers))
 
     def pop(self) -> None:
         """Remove the last point."""
@@ -261,7 +262,7 @@ class Metrics:
             logged = [record for record in block if record["event"] in ("train", "eval")]
             steps = [record["step"] for record in logged]
             # By metric, since there are millions of values. False is not a number, as what is not logged.
-            for name in dict.fromkeys(chain.from_iterable(logged)):
+            for name in dict.fromkeys(chain.from_iterable(dict.fromkeys(map(tuple, logged)))):
                 if name not in _NOT_METRICS:
                     self._add_column(name, steps, [record.get(name, False) for record in logged])
 

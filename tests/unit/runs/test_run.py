@@ -215,3 +215,25 @@ def test_the_best_checkpoint_is_the_one_that_the_newest_names(tmp_path):
     assert find_model(folder, "20") == ("checkpoint-20", folder.checkpoints / "checkpoint-20")
     with pytest.raises(UsageError, match=r"one model is taken at a time \(checkpoints: 10, 20\)"):
         find_model(folder, "all")
+
+
+def test_records_in_blocks_are_as_records_one_by_one():
+    records = [
+        {"event": "train", "step": 1, "total_steps": 9, "reward": 0.1, "note": "text", "loss": 1},
+        {"event": "eval", "step": 1, "eval_reward": 0.5, "reward": True},
+        {"event": "train", "step": 2, "reward": None, "loss": 10**400, "late": "no"},
+        {"event": "resume", "step": 2, "attempt": 2},
+        {"event": "train", "step": 3, "total_steps": "9", "late": -2.5, "loss": float("nan")},
+        {"event": "fast", "left_off": {}},
+    ]
+    whole, one_by_one = Metrics(), Metrics()
+    whole.extend(records * 1500)
+    for record in records * 1500:
+        one_by_one.add(record)
+    assert whole == one_by_one
+    assert whole.steps == one_by_one.steps
+    assert whole.series.keys() == {"reward", "loss", "eval_reward", "late"}
+    assert whole.series["reward"][:3] == [(1, 0.1), (2, None), (1, 0.1)]
+    assert whole.series["loss"][:3] == [(1, 1.0), (2, None), (3, None)]
+    assert whole.series["late"][:2] == [(3, -2.5), (3, -2.5)]
+    assert (whole.step, whole.total_steps) == (3, 9)
