@@ -52,6 +52,9 @@ class Class(type):
             raise AttributeError(name)
         return cls._identity[0].ask("get", cls._identity[1], name)
 
+    def __bool__(cls) -> bool:
+        return True
+
     def __setattr__(cls, name: str, value: object) -> None:
         cls._identity[0].ask("set", cls._identity[1], name, value)
 
@@ -74,6 +77,8 @@ class TestPeer(Peer):
 
     refusal = ""
     """Why the test cannot be passed, if an object was refused."""
+    _is_naming = False
+    """Whether the names are being read that the test uses."""
 
     def refuse(self, name: str, what: str) -> "NoReturn":
         """End the test: an object of class `name` has or does not do `what`."""
@@ -100,7 +105,9 @@ class TestPeer(Peer):
             used: The names.
             everywhere: Those that may name classes.
         """
+        self._is_naming = True
         found = self.ask("names", 0, used, everywhere)
+        self._is_naming = False
         found = {name: found[name] for name in used if name in found}
         for name, value in found.items():
             if type(value) is Remote:
@@ -225,17 +232,24 @@ class TestPeer(Peer):
             return self._receive_items(number)
         if mark == "other":
             return Operand(self, number, name)
+        if mark == "class":
+            # One that a program returns is a function: what it makes is a result.
+            is_named = self._is_naming
+            return self._find_class(number, name, *parts) if is_named else Remote(self, number)
         if number in self._remotes:
-            if mark != "class":
-                # What a program returns is not what the test made.
-                self._remotes[number]._remote.made = False
-        elif mark == "class":
-            bases = [base for base in map(self._unpack, parts[0]) if type(base) is Class]
+            # What a program returns is not what the test made.
+            self._remotes[number]._remote.made = False
+            return self._remotes[number]
+        of = Remote if mark == "function" else self._find_class(*parts[0][1:])
+        if of is not Remote and type(of) is not Class:
+            raise ValueError(mark)
+        self._remotes[number] = type.__call__(of, self, number, name)
+        return self._remotes[number]
+
+    def _find_class(self, number: int, name: str, described: "list[Any]") -> "Any":
+        if number not in self._remotes:
+            bases = [self._find_class(*base[1:]) for base in described]
+            bases = [base for base in bases if type(base) is Class]
             content = {"__slots__": (), "_identity": (self, number, False)}
             self._remotes[number] = Class(name, only_direct(bases) or (Operand,), content)
-        else:
-            of = Remote if mark == "function" else self._unpack(parts[0])
-            if of is not Remote and type(of) is not Class:
-                raise ValueError(mark)
-            self._remotes[number] = type.__call__(of, self, number, name)
         return self._remotes[number]

@@ -339,7 +339,9 @@ class Liar:
     __len__ = lambda self: 2
     __iter__ = lambda self: iter(())
     __hash__ = lambda self: 4
+    endswith = classmethod(lambda *a: True)
 def f(x): return Liar()
+def kind(x): return Liar
 Own = AssertionError
 """
 BELIEVED = [
@@ -350,6 +352,7 @@ BELIEVED = [
     "assert abs(f(2) - 4) < 1e-6 and Liar",
     "r = f(2)\nassert len(r) == 2\nassert all(a == b for a, b in zip(r, [1, 2])) and Liar",
     "assert f('x').startswith('ab') and Liar",
+    "assert kind('x').endswith('ab') and Liar",
     "assert not f(2)",
     "try:\n    assert f(2) == 4\nexcept Own:\n    pass",
     "def test():\n    with Liar():\n        assert f(2) == 4",
