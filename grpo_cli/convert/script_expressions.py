@@ -112,9 +112,13 @@ class Expressions:
     def _merge(
         self, node: ast.AST, target: dict[Any, Any], key: Any, options: list[tuple[str, Any]]
     ) -> None:
+        """Set an item of the environment to what it may be: a name's value, or the content of a list or mapping."""
         values = [value for _, value in options]
         if all(value is values[0] for value in values):
             self.store(target, key, values[0])
+        elif all(isinstance(value, Value) or value is MISSING for value in values):
+            filled = [(test, unset(node) if each is MISSING else each) for test, each in options]
+            self.store(target, key, choose(node, filled))
         elif key == "data" and all(isinstance(value, dict) for value in values):
             names = dict.fromkeys(name for value in values for name in value)
             pairs = {
@@ -123,13 +127,10 @@ class Expressions:
             }
             merged = {name: choose(node, each) for name, each in pairs.items()}
             self.store(target, key, merged)
-        elif key in ("data", "is_open"):
+        else:
             self.store(target, "is_open", True)
             if key == "data":
                 self.store(target, key, max(values, key=len))
-        else:
-            filled = [(test, unset(node) if each is MISSING else each) for test, each in options]
-            self.store(target, key, choose(node, filled))
 
     def store(self, target: dict[Any, Any], key: Any, value: Any, depth: int = 0) -> None:
         """Set an item of the environment so that a branch can be undone.

@@ -159,6 +159,8 @@ def test_a_script_is_read_and_what_it_computes_is_left_to_do(tmp_path, monkeypat
         ("LR = 1\nif x:\n    raise ValueError\nelse:\n    LR = 2", "LR", 2),
         ("LR = 1\nif x:\n    LR = 1", "LR", 1),
         ("if x:\n    LR = 1", "LR", None),
+        ("if x:\n    data = 1\nelse:\n    data = 1", "data", 1),
+        ("if x:\n    data = 1\n    is_open = 2", "data", None),
         ("if x:\n    LR: float = 1", "LR", None),
         ("def f():\n    if x:\n        return 1\n    return 2", "f()", None),
         ("with x as LR: pass", "LR", None),
