@@ -112,7 +112,7 @@ class Expressions:
     def _merge(
         self, node: ast.AST, target: dict[Any, Any], key: Any, options: list[tuple[str, Any]]
     ) -> None:
-        """Set an item of the environment to what it may be: a name's value, or the content of a list or mapping."""
+        """Set an item to what it may be: the value of a name, or the content of a list or mapping."""
         values = [value for _, value in options]
         if all(value is values[0] for value in values):
             self.store(target, key, values[0])
