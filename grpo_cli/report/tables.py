@@ -15,7 +15,7 @@ from grpo_cli.batch import BatchPlan, plan_batch
 from grpo_cli.checks.arithmetic import batch_inputs
 from grpo_cli.recipe.comparison import flatten, list_choices
 from grpo_cli.report.summary import RunReport, Trend
-from grpo_cli.runs.metrics import PHASES
+from grpo_cli.runs.metrics import PHASES, Series
 from grpo_cli.units import format_duration, format_value
 
 _SCORES = ("accuracy/", "reward")
@@ -152,8 +152,10 @@ def list_phases(run: RunReport) -> list[dict[str, Any]]:
 def _total(run: RunReport, metric: str) -> float:
     """Return the seconds over all steps: each record is the mean of the steps since the one before."""
     total, before = 0.0, 0
-    for step, value in run.series.get(metric, ()):
-        total += max(step - before, 0) * (value or 0.0)
+    series = run.series.get(metric, Series())
+    for step, value in zip(series.steps, series.values, strict=True):
+        if step > before and value == value:
+            total += (step - before) * value
         before = step
     return total
 

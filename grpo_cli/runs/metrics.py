@@ -171,16 +171,10 @@ class RecordTail:
 class Series(Sequence[Point]):
     """The steps and values of a metric, 16 bytes for each; a value that is no finite number is None."""
 
-    def __init__(self, points: Iterable[Point] = ()) -> None:
+    def __init__(self) -> None:
         self.steps = array("q")
         self.values = array("d")
         """NaN for None."""
-        for step, value in points:
-            self.append(step, value)
-
-    def append(self, step: int, value: float | None) -> None:
-        """Add a point."""
-        self.extend((step,), (value,))
 
     def extend(self, steps: Iterable[int], values: Iterable[float | None]) -> None:
         """Add points; of values that are not finite, NaN is kept."""
@@ -277,8 +271,8 @@ class Metrics:
             self._add_warmup(record)
         elif event in ("train", "eval"):
             self.step = record["step"]
-            total_steps = read_numbers({"total_steps": record.get("total_steps")})
-            self.total_steps = total_steps.get("total_steps") or self.total_steps
+            if type(total_steps := record.get("total_steps")) is int:
+                self.total_steps = total_steps or self.total_steps
         if event == "train":
             self._steps.append(record)
             if len(self._steps) > _MOST_STEPS:
@@ -311,7 +305,7 @@ class Metrics:
             step = record["warmup_step"]
             while points and points.steps[-1] >= step:
                 points.pop()
-            points.append(step, numbers[name])
+            points.extend((step,), (numbers[name],))
 
     def values(self, metric: str) -> list[float]:
         """Return the values of a metric that are numbers, in order."""

@@ -159,21 +159,8 @@ class TrainerState(TypedDict, total=False):
     Source: `TrainerState` of transformers 5.24.
     """
 
-    best_global_step: int | None
-    best_metric: float | None
     best_model_checkpoint: str | None
-    epoch: float | None
-    eval_steps: float | None
     global_step: int
-    log_history: list[dict[str, Any]]
-    logging_steps: float | None
-    max_steps: int
-    num_input_tokens_seen: int
-    num_train_epochs: int
-    save_steps: float | None
-    stateful_callbacks: dict[str, Any]
-    total_flos: float
-    train_batch_size: int | None
 
 
 @_STRICT
