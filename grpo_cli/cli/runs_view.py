@@ -12,7 +12,7 @@ from rich.text import Text
 
 from grpo_cli.cli.output import print_words, stderr, stdout
 from grpo_cli.cli.summary import STATE_MARKS, print_summary, say_change
-from grpo_cli.report.tables import list_overrides
+from grpo_cli.report.tables import say_overrides
 from grpo_cli.report.wording import clean_text, short_path
 from grpo_cli.units import count_noun, format_bytes, format_duration, format_value
 
@@ -162,7 +162,7 @@ def _list_facts(run: "RunReport") -> list[tuple[str, str]]:
         ("learning rate", f"{recipe.training.learning_rate:g}"),
         ("batch", _say_batch(run)),
         ("seed", str(recipe.seed)),
-        ("set", " · ".join(list_overrides(manifest))),
+        ("set", say_overrides(run)),
         ("versions", ", ".join(f"{name} {versions[name]}" for name in shown if versions.get(name))),
         ("git", f"{git['revision'][:12]}{changes}" if git.get("revision") else ""),
         ("machine", ", ".join(filter(None, (host, describe_hardware(run))))),

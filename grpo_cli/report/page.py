@@ -198,7 +198,7 @@ def _describe(place: int, run: RunReport) -> dict[str, Any]:
         "phases": tables.list_phases(run),
         "settings": tables.list_settings(run),
         "recipe": _read_recipe(run),
-        "overrides": tables.list_overrides(run.manifest),
+        "overrides": tables.list_overrides(run.attempt_manifests)[-1],
         "batch": derive(plan) if plan else [],
         "manifest": tables.list_manifest(run),
     }

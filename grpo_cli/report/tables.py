@@ -237,11 +237,28 @@ def list_settings(run: RunReport) -> list[tuple[str, str, str]]:
     ]
 
 
-def list_overrides(manifest: Mapping[str, Any]) -> list[str]:
-    """Return the `--set` texts of the command that started a run."""
-    command = manifest["argv"]
-    pairs = [command[at + 1] for at, each in enumerate(command[:-1]) if each == "--set"]
-    return pairs + [each.removeprefix("--set=") for each in command if each.startswith("--set=")]
+def list_overrides(attempts: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Return the `--set` texts that apply in each attempt; a resume from `resolved.json` keeps those before it."""
+    applied: list[list[str]] = []
+    for manifest in attempts:
+        command = manifest["argv"]
+        texts = [command[at + 1] for at, each in enumerate(command[:-1]) if each == "--set"]
+        texts += [each.removeprefix("--set=") for each in command if each.startswith("--set=")]
+        if applied and Path(str(manifest.get("recipe"))).name == "resolved.json":
+            texts = [*applied[-1], *texts]
+        # The last value of a setting applies.
+        applied.append([*{each.partition("=")[0]: each for each in texts}.values()])
+    return applied
+
+
+def say_overrides(run: RunReport) -> str:
+    """Return the `--set` texts that apply, and those of earlier attempts if they differ."""
+    shown = [" · ".join(texts) or "nothing" for texts in list_overrides(run.attempt_manifests)]
+    last = len(shown)
+    earlier = [f"attempt {at}: {each}" for at, each in enumerate(shown, 1) if each != shown[-1]]
+    if not earlier:
+        return "" if shown[-1] == "nothing" else shown[-1]
+    return f"{shown[-1]} (attempt {last}; {'; '.join(earlier)})"
 
 
 def plan_run_batch(run: RunReport) -> BatchPlan | None:
@@ -255,10 +272,14 @@ def plan_run_batch(run: RunReport) -> BatchPlan | None:
 
 def list_manifest(run: RunReport) -> list[tuple[str, str]]:
     """Return the manifest, line by line."""
-    manifest, command = run.manifest, run.manifest["argv"]
+    manifest, commands = run.manifest, [each["argv"] for each in run.attempt_manifests]
     facts = {key: each for key, each in manifest.items() if key not in {*_SECRET, "argv"}}
     facts |= {"attempts": run.folder.attempts, "resumed": run.folder.read_resumption() or None}
-    rows = [("command", _show_command(*command))] if command else []
+    rows = [
+        (f"command of attempt {at}" if len(commands) > 1 else "command", _show_command(*command))
+        for at, command in enumerate(commands, 1)
+        if command
+    ]
     return rows + [
         (path, show(each)) for path, each in flatten(facts) if path and each not in (None, {})
     ]

@@ -163,6 +163,12 @@ class RunFolder:
         manifest: dict[str, Any] = read_file(self.manifest, Manifest, missing={})
         return manifest
 
+    def read_attempts(self) -> list[dict[str, Any]]:
+        """Return the command, versions and machine of each attempt; those of the first are in the run's manifest."""
+        later = (self.attempt(number) for number in range(2, self.attempts + 1))
+        read = (read_file(attempt / self.manifest.name, Manifest) for attempt in later)
+        return [self.read_manifest(), *filter(None, read)]
+
     def asks_in_text(self) -> bool:
         """Return whether the prompts of the run were plain text, even if there is a chat template."""
         data = self.read_manifest()["data"]

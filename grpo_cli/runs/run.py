@@ -73,8 +73,14 @@ class Run:
 
     @cached_property
     def manifest(self) -> dict[str, Any]:
-        """What the run was made of: versions, git, hardware, data, seed."""
-        return self.folder.read_manifest()
+        """What the newest attempt was made of: command, versions, git, hardware, data, seed."""
+        first, *later = self.attempt_manifests
+        return {**first, **{key: each for key, each in (later or [{}])[-1].items() if each}}
+
+    @cached_property
+    def attempt_manifests(self) -> list[dict[str, Any]]:
+        """The manifest of each attempt."""
+        return self.folder.read_attempts()
 
     @cached_property
     def plan(self) -> dict[str, Any]:

@@ -105,12 +105,33 @@ def test_the_manifest_tells_the_command_in_words(tmp_path):
         run.manifest, {"argv": argv, "git": None, "model": "abc", "environment": {"KEY": "x"}}
     )
     material = RunReport(run, "a")
-    assert tables.list_overrides(material.manifest) == ["training.max_steps=40"]
+    assert tables.list_overrides([material.manifest]) == [["training.max_steps=40"]]
     assert dict(tables.list_manifest(material)) == {
         "command": "grpo train 'a b.yaml' --set training.max_steps=40",
         "model": "abc",
         "attempts": "0",
     }
+
+
+def test_a_resumed_run_tells_what_its_newest_attempt_overrode(tmp_path):
+    run, sets = make_finished_run(tmp_path), "--set training.max_steps="
+    write_json(run.manifest, {"argv": ["grpo", *f"train a.yaml {sets}16".split()], "data": {}})
+    for number, rest in ((1, ""), (2, f"{sets}8"), (3, "--set seed=2")):
+        run.attempt(number).mkdir(parents=True, exist_ok=True)
+        recipe = "a.yaml" if number < 3 else str(run.resolved)
+        versions = {"trl": f"1.{number}"}
+        entries = {"argv": ["grpo", "train", recipe, *rest.split()], "recipe": recipe}
+        if number > 1:
+            write_json(run.attempt(number) / "manifest.json", {**entries, "versions": versions})
+    report = RunReport(run)
+    assert tables.list_overrides(report.attempt_manifests) == [
+        ["training.max_steps=16"],
+        ["training.max_steps=8"],
+        ["training.max_steps=8", "seed=2"],
+    ]
+    assert tables.say_overrides(report).startswith("training.max_steps=8 · seed=2 (attempt 3; ")
+    assert report.manifest["versions"] == {"trl": "1.3"}
+    assert "--set seed=2" in dict(tables.list_manifest(report))["command of attempt 3"]
 
 
 def test_long_values_are_told_by_where_they_differ():
