@@ -1,16 +1,15 @@
 """Checks of all rows of a dataset: held out and trained on, dropped, empty, or without a reward."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 
-from grpo_cli.data.columns import keep_rows
 from grpo_cli.data.files import RowFile, iterate_lines, iterate_rows, parse_line
 from grpo_cli.data.prompts import template_columns
-from grpo_cli.data.rows import Row, canonical_json, fill_missing, read_column
+from grpo_cli.data.rows import Row, canonical_json, read_column
 from grpo_cli.data.sources import Preview, SplitPreview
 from grpo_cli.errors import RecipeError, RewardError
-from grpo_cli.issues import Issue
+from grpo_cli.issues import Issue, Level
 from grpo_cli.recipe.dataset import HubDataset, ScoredDataset, SingleDataset
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.rewards.contract import Batch
@@ -24,37 +23,34 @@ _MOST_ROWS = 200_000
 
 def check_all_rows(recipe: Recipe | None, dataset: SingleDataset, seen: Preview) -> Iterator[Issue]:
     """Find rows that patterns drop, that no reward applies to, or that are trained on and held out."""
+    dropped = (_check_dropped(dataset, each) for each in (seen.train, seen.held) if each)
+    yield from next(filter(None, dropped), ())
     if seen.train is not None:
-        try:
-            kept = dict(keep_rows(dataset, fill_missing(seen.train.rows), seen.train.names))
-        except RecipeError:
-            kept = {}  # reported for the first rows, or by the training
-        yield from _check_dropped(dataset, seen.train, kept)
-        yield from _check_unrewarded(recipe, dataset, seen.train, kept)
+        yield from _check_unrewarded(recipe, dataset, seen.train)
     yield from check_shared(recipe, dataset, seen)
 
 
-def _check_dropped(
-    dataset: SingleDataset, split: SplitPreview, kept: Mapping[int, Row]
-) -> Iterator[Issue]:
+def _check_dropped(dataset: SingleDataset, split: SplitPreview) -> list[Issue]:
     """Count the rows that patterns drop, of those that were looked at; of most rows the first ones tell."""
-    total = len(split.rows)
-    if 0 < (missed := total - len(kept)) < total / 2:
-        key = next(key for key, each in dataset.columns.items() if each.on_no_match == "drop")
-        first = next(place for place in range(total) if place not in kept)
-        where = "" if total == split.count else "the first "
-        seen = (
-            f"finds nothing in {missed:,} of {where}{total:,} {split.names.split} rows, which are dropped; the "
-            f"first is {split.names(first)}"
-        )
-        fix = "correct the pattern, unless these rows have no answer"
-        yield Issue(seen, fix, f"dataset.columns.{key}.regex", level="note")
+    total, missed = len(split.rows), len(split.dropped)
+    if not missed:
+        return []
+    key = next(key for key, each in dataset.columns.items() if each.on_no_match == "drop")
+    where = "" if total == split.count else "the first "
+    seen = (
+        f"finds nothing in {missed:,} of {where}{total:,} {split.names.split} rows, which are dropped; the "
+        f"first is {split.names(split.dropped[0])}"
+    )
+    fix = "correct the pattern, unless these rows have no answer"
+    level: Level = "warning" if missed >= total / 2 else "note"
+    return [Issue(seen, fix, f"dataset.columns.{key}.regex", level=level)]
 
 
 def _check_unrewarded(
-    recipe: Recipe | None, dataset: SingleDataset, split: SplitPreview, kept: Mapping[int, Row]
+    recipe: Recipe | None, dataset: SingleDataset, split: SplitPreview
 ) -> Iterator[Issue]:
     """Find rows that no reward and no environment applies to."""
+    kept = split.kept
     if recipe is None or not recipe.rewards or not kept:
         return
     sections = (*recipe.rewards, *recipe.environment)
@@ -91,6 +87,9 @@ def check_shared(recipe: Recipe | None, dataset: SingleDataset, seen: Preview) -
     if seen.train is None or seen.held is None or isinstance(dataset, ScoredDataset):
         return
     names = () if recipe is None or recipe.environment else _asked_columns(dataset)
+    columns = seen.train.columns & seen.held.columns
+    if any(name not in columns and name.partition(".")[0] not in columns for name in names):
+        return  # Without what it names, no prompt can be compared.
     held = list(islice(_all_rows(seen.held), _PARSED))
     keys = [_identify(row, names) for row in held]
     shared = set(keys) & {_identify(row, names) for row in _all_rows(seen.train)}
@@ -135,7 +134,7 @@ def _files(split: SplitPreview) -> list[RowFile]:
 
 def _lines(split: SplitPreview) -> Iterator[bytes]:
     files = (file for file in _files(split) if file.format == ".jsonl")
-    return chain.from_iterable(map(iterate_lines, files))
+    return islice(chain.from_iterable(map(iterate_lines, files)), split.count)
 
 
 def _is_long(split: SplitPreview) -> bool:
@@ -151,14 +150,14 @@ def _all_rows(split: SplitPreview) -> Iterable[Row]:
 
 def _read_all(split: SplitPreview) -> Iterator[Row]:
     try:
-        for file in _files(split):
-            yield from iterate_rows(file)
+        rows = chain.from_iterable(map(iterate_rows, _files(split)))
+        yield from islice(rows, split.count)
     except RecipeError:
         return  # of a later row, which the preview did not reach: the training tells it
 
 
 def later_rows(split: SplitPreview, column: str) -> Iterator[tuple[int, Row]]:
-    """Yield place and row of those after the preview in which a column may be empty.
+    """Yield place and row of those after the preview in which a column of the data may be empty.
 
     Lines of JSON are parsed only if they lack the column's name, or have an empty value behind it.
     """

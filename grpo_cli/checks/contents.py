@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
@@ -33,12 +34,12 @@ from grpo_cli.checks.rows import (
     find_templates,
 )
 from grpo_cli.checks.settings import check_repeated
-from grpo_cli.data.columns import check_columns, keep_rows
+from grpo_cli.data.columns import check_columns
 from grpo_cli.data.images import MARK, check_image_columns
 from grpo_cli.data.mixing import SOURCE, place_issues
 from grpo_cli.data.prompts import Renderer, Style, is_conversation, is_plain, template_columns
 from grpo_cli.data.rows import Row, RowNames, suggest
-from grpo_cli.data.sources import Preview, join_previews, preview
+from grpo_cli.data.sources import SAMPLE_ROWS, Preview, SplitPreview, join_previews, preview
 from grpo_cli.errors import ProblemsError, RewardError, RunError, nearest
 from grpo_cli.issues import Issue, Level
 from grpo_cli.recipe.base import Section
@@ -262,7 +263,7 @@ def _check_seen(
         available = (seen.columns | own).difference(images, (MARK, IMAGES)) | gathered
         names = seen.train.names if seen.train else RowNames("training")
         batch = _check_split(
-            dataset, seen.columns, seen.sample, names, available | everywhere, problems
+            dataset, seen.columns, seen.train, names, available | everywhere, problems
         )
         problems += check_files(dataset, seen, bool(problems))
         added = _added_by_episodes(loaded.recipe)
@@ -287,7 +288,7 @@ def _check_seen(
         available = held.columns | (seen.columns or frozenset()) | own | everywhere
         available = available.difference(images) | gathered
         found: list[Issue] = []
-        batch = _check_split(dataset, held.columns, held.sample, held.names, available, found)
+        batch = _check_split(dataset, held.columns, held, held.names, available, found)
         found += look_at_images(held.rows, images, held.names)
         lacking_columns = (seen.columns or frozenset()) - held.columns
         found += _check_golds(loaded, params, batch, "evaluation rows", lacking_columns)
@@ -313,31 +314,30 @@ def _dataset_alone(loaded: LoadedRecipe) -> Any:
 def _check_split(
     dataset: Any,
     columns: frozenset[str],
-    sample: Sequence[Row],
+    split: SplitPreview | None,
     names: RowNames,
     available: frozenset[str],
     problems: list[Issue],
 ) -> Batch:
     """Check columns and prompts of a split; return its first rows as rewards will get them, unanswered."""
     rows: list[Row] = []
+    sample = split.sample if split else ()
     found = collect(lambda: check_columns(dataset.columns, sorted(columns), names.split))
     extracts = not found
     found += _check_prompt(dataset, columns, names.split, sample)
     known = columns | set(dataset.columns)
     found += collect(partial(check_image_columns, dataset.prompt.images, known, names.split))
     # Of reasoning-gym only the columns are known, and no row.
-    if extracts and sample:
-        found += collect(lambda: rows.extend(_number(list(keep_rows(dataset, sample, names)))))
+    if extracts and split:
+        found += split.column_problems
+        kept = islice(split.kept.items(), SAMPLE_ROWS)
+        rows = [{**row, "row_id": place} for place, row in kept]
     found = found or collect(partial(_try_prompts, dataset, rows, names))
     problems += found or [
-        *check_left_out(dataset, sample, rows, names),
+        *check_left_out(dataset, split.rows if split else (), rows, names),
         *check_texts_of_rows(dataset, rows, names.split),
     ]
     return _make_batch(rows, available - {"prompt"})
-
-
-def _number(kept: list[tuple[int, Row]]) -> list[Row]:
-    return [{**row, "row_id": place} for place, row in kept]
 
 
 def _make_batch(rows: list[Row], columns: frozenset[str]) -> Batch:

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
 from os.path import basename
 from typing import Any
 
@@ -80,17 +79,7 @@ def check_files(dataset: SingleDataset, seen: Preview, is_wrong: bool) -> Iterat
 def check_left_out(
     dataset: Any, sample: Sequence[Row], rows: Sequence[Row], names: RowNames
 ) -> Iterator[Issue]:
-    """Find patterns that drop most rows or keep what marks the answer, and a system message that rows override."""
-    dropping = [key for key, each in dataset.columns.items() if each.on_no_match == "drop"]
-    if dropping and len(rows) <= len(sample) / 2:
-        kept = {row["row_id"] for row in rows}
-        first = next(place for place in range(len(sample)) if place not in kept)
-        seen = (
-            f"the pattern finds nothing in {len(sample) - len(rows)} of the first {len(sample)} {names.split} "
-            f"rows, which are dropped; the first is {names(first)}"
-        )
-        fix = "correct the pattern, unless these rows have no answer"
-        yield Issue(seen, fix, f"dataset.columns.{dropping[0]}.regex", level="warning")
+    """Find patterns that keep what marks the answer, and a system message that rows override."""
     for key, column in dataset.columns.items():
         mark = _MARK.match(column.regex or "")
         if mark and rows and not re.compile(column.regex).groups:
@@ -153,17 +142,18 @@ def check_empty(
         for name in params[index].required_columns():
             column = dataset.columns.get(name)
             key = column.from_ if column else name
-            known = enumerate(train.rows if key.partition(".")[0] in train.columns else ())
-            places = [
-                place
-                for place, row in chain(known, later_rows(train, key))
-                if read_column(row, key) in ("", None)
-            ]
-            every = len(places) == train.count
+            is_there = key.partition(".")[0] in train.columns
+            known = train.kept.items() if is_there else ()
+            places = [place for place, row in known if read_column(row, name) in ("", None)]
+            # A pattern finds nothing in an empty value: such a row is dropped, or refused.
+            later = later_rows(train, key) if not (column and column.regex) else ()
+            places += [place for place, row in later if read_column(row, key) in ("", None)]
+            count = train.left
+            every = len(places) == count
             if places and (every or config.kind not in _SKIP_EMPTY):
                 seen = (
                     f"the reward needs the column `{name}`, which is empty in {len(places)} of "
-                    f"{train.count} rows; the first is {train.names(places[0])}"
+                    f"{count} rows; the first is {train.names(places[0])}"
                 )
                 fix = f"fill it, drop these rows, or leave them out of this reward with `when: {name}`"
                 level: Level = "error" if every else "warning"

@@ -122,8 +122,10 @@ class ColumnExtractor:
         problems = []
         for name, (count, where) in self._misses.items():
             column, fix = self._columns[name], "correct the pattern"
+            all_rows = sum(size for _, size in self.names.files)
+            where_of = "the first " if total < all_rows else ""
             message = (
-                f"{show(column.regex)} finds nothing in `{column.from_}` of {count} of {total} "
+                f"{show(column.regex)} finds nothing in `{column.from_}` of {count} of {where_of}{total:,} "
                 f"{self.names.split} rows; the first is {where}"
             )
             if count < total:

@@ -3,8 +3,10 @@
 import random
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
+from typing import Literal
 
 from grpo_cli.data.columns import keep_rows
 from grpo_cli.data.files import find_files, iterate_rows, preview_file
@@ -55,12 +57,46 @@ class SplitPreview:
     columns: frozenset[str]
     """Of the rows looked at."""
     count: int
-    """Rows in the whole split."""
+    """Rows in the whole split, as far as they are read."""
     rows: tuple[Row, ...]
     """The rows looked at, the first ones."""
     names: RowNames
+    dataset: SingleDataset
+    """Its section of the recipe."""
     by_file: dict[str, set[str]] = field(default_factory=dict)
     """The columns of each file that was looked at, by its path."""
+
+    @property
+    def kept(self) -> dict[int, Row]:
+        """Of the rows looked at, those that no pattern drops, by place, with all columns; none if one is wrong."""
+        return self._extracted[0]
+
+    @property
+    def column_problems(self) -> list[Issue]:
+        """What is wrong with the columns that the recipe makes."""
+        return self._extracted[1]
+
+    @cached_property
+    def dropped(self) -> list[int]:
+        """The places of the rows looked at that patterns drop."""
+        places = [] if self.column_problems else range(len(self.rows))
+        return [place for place in places if place not in self.kept]
+
+    @property
+    def left(self) -> int:
+        """The rows of the split without those that are known to be dropped."""
+        return self.count - len(self.dropped)
+
+    def limit(self, rows: int | None) -> "SplitPreview":
+        """Return what is known of the first rows alone."""
+        return replace(self, count=min(self.count, rows or self.count), rows=self.rows[:rows])
+
+    @cached_property
+    def _extracted(self) -> tuple[dict[int, Row], list[Issue]]:
+        try:
+            return dict(keep_rows(self.dataset, fill_missing(self.rows), self.names)), []
+        except RecipeError as error:
+            return {}, error.problems
 
     @property
     def sample(self) -> tuple[Row, ...]:
@@ -211,18 +247,23 @@ def _preview(dataset: SingleDataset, seed: int, problems: list[Issue]) -> Previe
         train = (
             _preview_stream(dataset)
             if dataset.streams
-            else _preview_files(dataset.train, "train", "training", problems)
+            else _preview_files(dataset, "train", "training", problems)
         )
-        held = _preview_files(dataset.eval or (), "eval", "evaluation", problems)
+        held = _preview_files(dataset, "eval", "evaluation", problems)
         held = held if dataset.eval else None
     else:
         rows, eval_rows = _inline_rows(dataset)
-        train = _preview_list(rows, RowNames("training"))
-        held = None if eval_rows is None else _preview_list(eval_rows, RowNames("evaluation"))
+        train = _preview_list(dataset, rows, RowNames("training"))
+        named = RowNames("evaluation")
+        held = None if eval_rows is None else _preview_list(dataset, eval_rows, named)
     if train is None:
         note = "a file of the training rows cannot be read"
         return Preview(None, None, None, note, held=held)
-    sizes = _split_sizes(dataset, train.count, held.count if held else None)
+    # `eval_fraction` divides all rows, before the limits.
+    train = train.limit(None if dataset.eval_fraction else dataset.rows_read)
+    held = held.limit(dataset.eval_limit) if held else None
+    sizes = _split_sizes(dataset, train.left, held.left if held else None)
+    is_whole = len(train.rows) == train.count or not train.dropped
     divided = _count_divided(dataset, train)
     train_rows, held_rows = divided or sizes
     return Preview(
@@ -232,7 +273,7 @@ def _preview(dataset: SingleDataset, seed: int, problems: list[Issue]) -> Previe
         sample=train.sample,
         train=train,
         held=held,
-        is_exact=divided is not None or not dataset.eval_fraction,
+        is_exact=divided is not None or (is_whole and not dataset.eval_fraction),
     )
 
 
@@ -242,7 +283,7 @@ def _count_divided(dataset: SingleDataset, train: SplitPreview) -> tuple[int, in
     None if there is no such fraction, if not all rows were looked at, or if one of them is wrong, which the checks
     of the first rows tell.
     """
-    if not dataset.eval_fraction or len(train.rows) < train.count:
+    if not dataset.eval_fraction or len(train.rows) < train.count or train.column_problems:
         return None
     try:
         prompts = _identify_rows(dataset, train)
@@ -258,7 +299,7 @@ def _identify_rows(dataset: SingleDataset, train: SplitPreview) -> list[str]:
     style: Style = "text" if dataset.prompt.style == "text" else "chat"
     renderer = Renderer(dataset.prompt, style, may_be_empty=True, in_parts=bool(images))
     made = []
-    for place, row in keep_rows(dataset, fill_missing(list(train.rows)), names):
+    for place, row in train.kept.items():
         values, folder = image_values(row, images), names.folder(place)
         pictures = [as_image(value, folder) for _, value in values]
         made.append({**row, "prompt": renderer.render(row, names(place)), IMAGES: pictures})
@@ -266,9 +307,10 @@ def _identify_rows(dataset: SingleDataset, train: SplitPreview) -> list[str]:
 
 
 def _preview_files(
-    paths: tuple[str, ...], key: str, split: str, problems: list[Issue]
+    dataset: FilesDataset, key: Literal["train", "eval"], split: str, problems: list[Issue]
 ) -> SplitPreview | None:
     """Return all files of a split as one; None if there is a problem with one of them."""
+    paths: tuple[str, ...] = getattr(dataset, key) or ()
     rows: list[Row] = []
     counts: list[tuple[Path, int]] = []
     by_file: dict[str, set[str]] = {}
@@ -288,7 +330,8 @@ def _preview_files(
         return None
     columns = frozenset[str]().union(*by_file.values())
     names = RowNames(split, tuple(counts))
-    return SplitPreview(columns, sum(count for _, count in counts), tuple(rows), names, by_file)
+    count = sum(count for _, count in counts)
+    return SplitPreview(columns, count, tuple(rows), names, dataset, by_file)
 
 
 def _preview_stream(dataset: FilesDataset) -> SplitPreview:
@@ -296,11 +339,12 @@ def _preview_stream(dataset: FilesDataset) -> SplitPreview:
         if file.format == ".json":
             fix = "write one object a line, in a .jsonl file"
             raise file.problem("cannot be streamed, since JSON is read whole", fix)
-    return _preview_list(*_read_files(dataset.train, "train", "training", dataset.rows_read))
+    read = _read_files(dataset.train, "train", "training", dataset.rows_read)
+    return _preview_list(dataset, *read)
 
 
-def _preview_list(rows: Sequence[Row], names: RowNames) -> SplitPreview:
-    return SplitPreview(frozenset(columns_of(rows)), len(rows), tuple(rows), names)
+def _preview_list(dataset: SingleDataset, rows: Sequence[Row], names: RowNames) -> SplitPreview:
+    return SplitPreview(frozenset(columns_of(rows)), len(rows), tuple(rows), names, dataset)
 
 
 def _preview_scored(dataset: ScoredDataset, seed: int) -> Preview:

@@ -164,7 +164,7 @@ class RunFolder:
         return manifest
 
     def read_attempts(self) -> list[dict[str, Any]]:
-        """Return the command, versions and machine of each attempt; those of the first are in the run's manifest."""
+        """Return the command, versions and machine of each attempt; those of the first are the run's."""
         later = (self.attempt(number) for number in range(2, self.attempts + 1))
         read = (read_file(attempt / self.manifest.name, Manifest) for attempt in later)
         return [self.read_manifest(), *filter(None, read)]

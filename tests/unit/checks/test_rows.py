@@ -19,7 +19,7 @@ CASES = [
     ({"a.jsonl": r'{"prompt": "[{\"role\": \"user\"}]", "answer": 1}'}, "limit: 1", "prompt",
      "messages written as text"),
     ({"a.jsonl": GOOD_ROW + GOOD_ROW.replace("####", "") * 2}, f"{USER}\n  {REGEX % '####(.+)'}",
-     "columns.answer.regex", "finds nothing in 2 of the first 3 training rows"),
+     "columns.answer.regex", "finds nothing in 2 of 3 training rows"),
     ({"a.jsonl": GOOD_ROW}, 'prompt: {user: "Q: {question}"}', "prompt.user",
      "is the text 'Q: {question}' for all rows"),
     ({"a.jsonl": GOOD_ROW}, f"{USER}\n  {REGEX % '####.+'}", "columns.answer.regex",
@@ -209,3 +209,42 @@ def test_rows_that_are_dropped_or_not_rewarded_are_counted(tmp_path):
         for each in problems_of(tmp_path, rewards=rewards)
         if "no reward applies" in each.seen
     )
+
+
+def check_dropping(folder, keys, on_no_match="drop"):
+    """Check 100 rows of which 3 have no number: empty, another text, or no answer at all."""
+    rows = [{**row} for row in ROWS[:100]]
+    rows[40]["answer"], rows[50]["answer"], rows[60] = None, "none", {"question": "q"}
+    write_rows(folder / "t.jsonl", rows)
+    pattern = f"columns: {{answer: {{from: answer, regex: '\\d+', on_no_match: {on_no_match}}}}}"
+    text = f"dataset:\n  kind: files\n  train: t.jsonl\n  {USER}\n  {pattern}\n{keys}rewards:"
+    path = write_recipe(
+        folder, f"{GOOD.partition('dataset:')[0]}{text}{GOOD.partition('rewards:')[2]}"
+    )
+    return check_recipe(path, hardware=Hardware(gpus=0, cpus=2))
+
+
+def test_rows_that_are_dropped_are_counted_nowhere(tmp_path):
+    checked = check_dropping(tmp_path, "")
+    assert [each.seen for each in checked.problems if "3 of 100" not in each.seen] == []
+    assert (checked.preview.train_rows, checked.preview.is_exact) == (97, True)
+    assert check_dropping(tmp_path, "  limit: 55\n").preview.train_rows == 53
+    fraction = check_dropping(tmp_path, "  eval_fraction: 0.1\n").preview
+    assert (fraction.train_rows, fraction.eval_rows) == (87, 10)
+
+
+def test_a_pattern_that_must_match_is_tried_on_every_row_that_is_read(tmp_path):
+    (issue,) = check_dropping(tmp_path, "", "error").errors
+    assert "3 of 100 training rows; the first is row 41" in issue.seen
+    assert check_dropping(tmp_path, "  limit: 30\n", "error").errors == []
+
+
+def test_prompts_that_do_not_exist_are_not_compared(tmp_path):
+    write_rows(tmp_path / "t.jsonl", ROWS[:30])
+    write_rows(tmp_path / "e.jsonl", ROWS[30:40])
+    for keys in ("", '  prompt: {user: "{{ wrong }}"}\n'):
+        text = f"dataset:\n  kind: files\n  train: t.jsonl\n  eval: e.jsonl\n{keys}rewards:"
+        text = f"{GOOD.partition('dataset:')[0]}{text}{GOOD.partition('rewards:')[2]}"
+        checked = check_recipe(write_recipe(tmp_path, text), hardware=Hardware(gpus=0, cpus=2))
+        assert checked.errors
+        assert not [each for each in checked.problems if "ask" in each.seen]
