@@ -157,6 +157,7 @@ def bounded_environment() -> "type[ImmutableSandboxedEnvironment]":
 
         parse = _name_deep_nesting(ImmutableSandboxedEnvironment.parse)
         compile = _name_deep_nesting(ImmutableSandboxedEnvironment.compile)
+        compile_expression = _name_deep_nesting(ImmutableSandboxedEnvironment.compile_expression)
 
     return BoundedEnvironment
 

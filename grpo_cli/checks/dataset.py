@@ -221,6 +221,14 @@ def check_warmup(recipe: Recipe, seen: Preview | None) -> Iterator[Issue]:
     if warmup is None:
         return
     yield from _check_place(recipe)
+    # A resolved recipe holds the default too.
+    if (
+        not warmup.eval_fraction
+        and warmup.patience != WarmupConfig.model_fields["patience"].default
+    ):
+        seen_none = "has no effect: `eval_fraction` is 0, so there is no held-out loss"
+        fix = "set `warmup.eval_fraction: 0.1`, or remove it"
+        yield Issue(seen_none, fix, "warmup.patience", level="warning")
     if warmup.answer and len(warmup.answer) > 1 and not recipe.has_episodes:
         seen_many = f"has {len(warmup.answer)} answers, and without tools or an environment there is one turn"
         yield Issue(seen_many, "keep one", _ANSWER)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from grpo_cli.checks.settings import default_of, read_setting
+from grpo_cli.checks.settings import default_of, is_written, read_setting
 from grpo_cli.errors import nearest
 from grpo_cli.issues import Issue, Level
 from grpo_cli.models.source import read_config
@@ -30,6 +30,13 @@ class Partner(NamedTuple):
     """What makes them act; empty if that is another training."""
     level: Level = "warning"
     """An error if training fails with them."""
+
+
+_ONCE = (
+    "each batch is learned from once, by the weights that sampled it",
+    "set `training.num_iterations: 2`",
+)
+"""Why settings about probability ratios do not act, and the fix."""
 
 
 def _beside(fields: str, other: str, *values: Any, level: Level = "warning") -> Partner:
@@ -61,13 +68,30 @@ def _optimizer(names: str, *, acts: bool = True) -> Holds:
 
 
 def _is_off_policy(recipe: Recipe, processes: int) -> bool:
-    generation, accumulated = recipe.generation, recipe.training.gradient_accumulation_steps
-    return (
-        recipe.training.num_iterations > 1
-        or generation.generation_batch_size is not None
-        or (generation.steps_per_generation or 1) > accumulated
-        or generation.backend == "vllm"
-    )
+    """Return whether a probability ratio may differ from 1.
+
+    Source: trl 1.16, `GRPOTrainer._generate_and_score_completions`, `generate_every`.
+    """
+    generation, training = recipe.generation, recipe.training
+    micro_batch = training.per_device_train_batch_size * processes
+    micro_steps = generation.steps_per_generation or training.gradient_accumulation_steps
+    if generation.generation_batch_size is not None:
+        micro_steps = max(generation.generation_batch_size // micro_batch, 1)
+    is_aligned = training.gradient_accumulation_steps % (micro_steps * training.num_iterations) == 0
+    return not is_aligned or generation.backend == "vllm"
+
+
+def _by_ratio(fields: str, *losses: str) -> Partner:
+    """Return settings that act, with these losses, only if probability ratios differ from 1."""
+
+    def acts(recipe: Recipe, processes: int) -> bool:
+        is_other = read_setting(recipe, "loss_type") not in losses
+        delta = read_setting(recipe, "delta") if fields == "delta" else None
+        # A ratio of 1 is bounded too.
+        is_low = delta is not None and delta <= 1
+        return is_other or is_low or _is_off_policy(recipe, processes)
+
+    return Partner(fields, acts, *_ONCE)
 
 
 def _has_best(recipe: Recipe, processes: int) -> bool:
@@ -139,9 +163,12 @@ PARTNERS = (
     Partner(
         "off_policy_mask_threshold",
         _is_off_policy,
-        "each batch is learned from once, by the weights that sampled it",
-        "set `training.num_iterations: 2`",
+        *_ONCE,
     ),
+    _by_ratio("delta", *_CLIPPED),
+    _by_ratio("epsilon epsilon_high", *_CLIPPED),
+    _by_ratio("sapo_temperature_neg sapo_temperature_pos", "sapo"),
+    _by_ratio("vespo_k_pos vespo_k_neg vespo_lambda_pos vespo_lambda_neg", "vespo"),
     Partner("dataloader_in_order", _has_workers, *_WORKERS),
     Partner("dataloader_prefetch_factor", _has_workers, *_WORKERS, "error"),
     Partner(
@@ -270,8 +297,9 @@ def _report(recipe: Recipe, partner: Partner) -> Iterator[Issue]:
     effect = "fails" if partner.level == "error" else "has no effect"
     fix = f"{partner.fix}, or remove it" if partner.fix else "remove it"
     for name in partner.fields.split():
-        # A resolved recipe holds the defaults too.
-        if read_setting(recipe, name) != default_of(name):
+        value = read_setting(recipe, name)
+        # A resolved recipe holds the defaults too, of TRL's other fields only those that were written.
+        if value != default_of(name) or (value is True and is_written(recipe, name)):
             yield Issue(f"{effect}: {why}", fix, key_in_home(name), level=partner.level)
 
 

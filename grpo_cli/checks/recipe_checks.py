@@ -28,7 +28,13 @@ from grpo_cli.checks.evaluation import (
 )
 from grpo_cli.checks.images import check_images
 from grpo_cli.checks.partners import check_partners
-from grpo_cli.checks.sampling import check_async, check_overlap, check_vllm, settle_backend
+from grpo_cli.checks.sampling import (
+    check_async,
+    check_overlap,
+    check_sampling,
+    check_vllm,
+    settle_backend,
+)
 from grpo_cli.checks.settings import MOST_HELD_OUT, check_effects, check_texts, check_to_do
 from grpo_cli.data.mixing import place_issues
 from grpo_cli.data.prompts import resolve_style
@@ -177,6 +183,7 @@ def _check_sections(
     steps = batch.total_optimizer_steps
     yield from _check_model(recipe)
     yield from check_devices(recipe, processes, hardware)
+    yield from check_sampling(recipe)
     yield from check_vllm(recipe, hardware)
     yield from check_async(recipe)
     yield from check_scored(recipe, seen)

@@ -3,7 +3,7 @@
 import importlib.util
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 from grpo_cli.batch import BatchPlan
@@ -22,6 +22,32 @@ SUPPORTED_VLLM = ">=0.22,<0.32"
 """Source: trl 1.16, `is_vllm_available`."""
 ASSUMED = "assumed"
 """Instead of a version: another machine trains, which has a vLLM that TRL supports."""
+
+_SAMPLED_AS = {
+    "max_new_tokens": "max_completion_length",
+    "max_tokens": "max_completion_length",
+    **{name: name for name in "temperature top_p top_k min_p repetition_penalty".split()},
+}
+"""Settings in `generation_kwargs`, and the keys of `generation` that they override."""
+_HUB_CODE = "it runs code of the hub, which TRL does not let `generate()` do"
+_ASSISTED = "assisted generation takes one prompt at a time"
+_COMPILED = "TRL decides itself about compiling `generate()`"
+_GROUP = "`generation.num_generations` completions are sampled for each prompt as it is"
+NOT_FOR_TRAINING = {
+    **dict.fromkeys(("num_return_sequences", "n"), _GROUP),
+    **dict.fromkeys(("prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp"), _ASSISTED),
+    **dict.fromkeys(("constraints", "force_words_ids", "dola_layers"), _HUB_CODE),
+    **dict.fromkeys(("compile_config", "disable_compile"), _COMPILED),
+    "is_assistant": "the trained model assists no other one",
+    "return_dict_in_generate": "TRL reads the tokens alone",
+    "token_healing": "it needs the tokenizer, which TRL does not give to `generate()`",
+}
+"""Settings of `generate()`, and vLLM's `n`, with which training ends in its first step; and why.
+
+Source: trl 1.16, `GRPOTrainer._generate_single_turn`; transformers 5.24, `GenerationMixin.generate`.
+"""
+_OUTPUTS = ("output_attentions", "output_hidden_states", "output_logits", "output_scores")
+"""Settings of what `generate()` returns besides the tokens."""
 
 
 class Choice(NamedTuple):
@@ -126,6 +152,68 @@ _RANGES = {
     "group_port": (1, 65535, "a port"),
     "server_timeout": (0, 2**31, "seconds"),
 }
+
+
+def check_sampling(recipe: Recipe) -> Iterator[Issue]:
+    """Find completions that are all the same, and `generation_kwargs` that fail or contradict the recipe."""
+    if not recipe.is_sampled:
+        return
+    generation, within = recipe.generation, "generation.generation_kwargs"
+    options = generation.extras.get("generation_kwargs") or {}
+    yield from _check_call(options, within)
+    for path, is_greedy, how in (
+        (f"{within}.do_sample", options.get("do_sample", True) is False, "greedy decoding"),
+        ("generation.min_p", generation.min_p == 1, "1 leaves only the most likely token, which"),
+        ("generation.top_k", generation.top_k == 1, "1 leaves only the most likely token, which"),
+    ):
+        if is_greedy:
+            seen = f"{how} gives every completion of a prompt the same tokens, so no group has a signal"
+            yield Issue(seen, f"remove `{path.rpartition('.')[2]}`", path)
+    for name in ("stop_strings", "stop"):
+        strings = options.get(name) or []
+        strings = [strings] if isinstance(strings, str) else strings
+        if not isinstance(strings, list) or not all(s and isinstance(s, str) for s in strings):
+            seen = f"should be texts that end a completion (got {strings!r})"
+            yield Issue(seen, 'write `stop_strings: ["\\nQuestion:"]`', f"{within}.{name}")
+    limit = generation.max_completion_length
+    for name in ("min_new_tokens", "min_tokens"):
+        if isinstance(least := options.get(name), int) and least >= limit:
+            seen = f"{least} is not below `max_completion_length` ({limit}), so every completion is cut off"
+            yield Issue(seen, "lower it, or remove it", f"{within}.{name}")
+    if (
+        generation.backend == "vllm"
+        and generation.vllm.mode == "colocate"
+        and options.get("seed") is not None
+    ):
+        seen = "vLLM draws each completion of a prompt with this seed, so they are all the same"
+        fix = "remove it; the recipe's own `seed` is at the top level"
+        yield Issue(seen, fix, f"{within}.seed")
+    ends = options.get("eos_token_id")
+    size = None if ends is None else read_config(recipe.model).get("vocab_size")
+    for token in ends if isinstance(ends, list) else [ends]:
+        if isinstance(token, int) and isinstance(size, int) and token >= size:
+            seen = f"the model has {size:,} tokens and none with the id {token}, so no completion ends with it"
+            yield Issue(seen, "remove it: the tokenizer's own is read", f"{within}.eos_token_id")
+    for name, key in _SAMPLED_AS.items():
+        value, ours = options.get(name), getattr(generation, key)
+        if value is not None and value != ours:
+            seen = (
+                f"{value} overrides `generation.{key}`, which is {'null' if ours is None else ours}"
+            )
+            fix = f"remove it, and set `generation.{key}: {value}` if that is what you want"
+            yield Issue(seen, fix, f"{within}.{name}")
+
+
+def _check_call(options: Mapping[str, Any], within: str) -> Iterator[Issue]:
+    """Find settings with which TRL's call of `generate()` fails, or whose output it does not read."""
+    for name, value in options.items():
+        neutral = 1 if name in ("n", "num_return_sequences") else False
+        is_off = value in (None, neutral) and name != "disable_compile"
+        if (why := NOT_FOR_TRAINING.get(name)) and not is_off:
+            yield Issue(f"fails in training: {why}", "remove it", f"{within}.{name}")
+        elif name in _OUTPUTS and value:
+            seen = "has no effect: TRL reads the tokens alone"
+            yield Issue(seen, "remove it", f"{within}.{name}", level="warning")
 
 
 def check_vllm(recipe: Recipe, hardware: Hardware) -> Iterator[Issue]:

@@ -8,7 +8,6 @@ from typing import Any, cast
 
 from grpo_cli.data.sources import has_eval
 from grpo_cli.issues import Issue, Level, Location
-from grpo_cli.models.source import read_config
 from grpo_cli.recipe.explanation import Path, dotted, split_path
 from grpo_cli.recipe.generation import VllmConfig
 from grpo_cli.recipe.grpo_fields import OPEN, Home, home_of, key_in_home, read_grpo_fields
@@ -29,12 +28,6 @@ from grpo_cli.recipe.yaml_tree import Node
 from grpo_cli.rewards.contract import RewardParams
 from grpo_cli.units import format_duration
 
-_SAMPLED_AS = {
-    "max_new_tokens": "max_completion_length",
-    "max_tokens": "max_completion_length",
-    **{name: name for name in "temperature top_p top_k min_p repetition_penalty".split()},
-}
-"""Settings in `generation_kwargs`, and the keys of `generation` that they override."""
 _EVAL_ROWS = "give the dataset an eval split (`eval`, `eval_split`, `eval_rows` or `eval_fraction`)"
 
 MOST_HELD_OUT = 0.5
@@ -71,13 +64,24 @@ def read_setting(recipe: Recipe, name: str) -> Any:
     Returns:
         The value; None for a default that is worked out when TRL runs.
     """
-    section: Any = recipe
-    for step in (home_of(name) or "").split("."):
-        section = getattr(section, step)
-    key = key_in_home(name).rpartition(".")[2]
+    section, key = _find_home(recipe, name)
     if key in type(section).model_fields or key in section.extras:
         return getattr(section, key)
     return default_of(name)
+
+
+def is_written(recipe: Recipe, name: str) -> bool:
+    """Return whether a recipe gives such a field, which is not one of its own, a value."""
+    section, key = _find_home(recipe, name)
+    return key in section.extras
+
+
+def _find_home(recipe: Recipe, name: str) -> tuple[Any, str]:
+    """Return the section that takes a `GRPOConfig` field, and its key there."""
+    section: Any = recipe
+    for step in (home_of(name) or "").split("."):
+        section = getattr(section, step)
+    return section, key_in_home(name).rpartition(".")[2]
 
 
 def default_of(name: str) -> Any:
@@ -86,6 +90,9 @@ def default_of(name: str) -> Any:
     field = OPEN[cast(Home, home)].model_fields.get(key)
     if field is not None:
         return field.default
+    if name == "optim":
+        # Upstream's default is a variable; torch 2.8 or later has the fused one.
+        return "adamw_torch_fused"
     try:
         return ast.literal_eval(read_grpo_fields()[name].default or "None")
     except ValueError:
@@ -117,9 +124,8 @@ def check_effects(recipe: Recipe, steps: int | None) -> Iterator[Issue]:
         seen = f"has no effect: completions are sampled by {generation.backend}"
         fix = "set `generation.backend: vllm`, or remove it"
         yield Issue(seen, fix, "generation.vllm", level="warning")
-    if recipe.is_sampled:
-        yield from _check_sampling(recipe)
     yield from _check_optimization(recipe)
+    yield from _check_compilation(recipe)
     metric = str(read_setting(recipe, "metric_for_best_model") or "reward").removeprefix("eval_")
     of_reward = metric == "reward" or (metric.startswith("rewards/") and metric.endswith("/mean"))
     if training.extras.get("greater_is_better") is False and of_reward:
@@ -197,51 +203,17 @@ def _check_measuring(recipe: Recipe) -> Iterator[Issue]:
         yield Issue(seen, fix, "dataset.eval_fraction", level="warning")
 
 
-def _check_sampling(recipe: Recipe) -> Iterator[Issue]:
-    """Find completions that are all the same, and `generation_kwargs` that fail or contradict the recipe."""
-    generation, within = recipe.generation, "generation.generation_kwargs"
-    options = generation.extras.get("generation_kwargs") or {}
-    for path, is_greedy, how in (
-        (f"{within}.do_sample", options.get("do_sample", True) is False, "greedy decoding"),
-        ("generation.min_p", generation.min_p == 1, "1 leaves only the most likely token, which"),
-        ("generation.top_k", generation.top_k == 1, "1 leaves only the most likely token, which"),
-    ):
-        if is_greedy:
-            seen = f"{how} gives every completion of a prompt the same tokens, so no group has a signal"
-            yield Issue(seen, f"remove `{path.rpartition('.')[2]}`", path)
-    for name in ("stop_strings", "stop"):
-        strings = options.get(name) or []
-        strings = [strings] if isinstance(strings, str) else strings
-        if not isinstance(strings, list) or not all(s and isinstance(s, str) for s in strings):
-            seen = f"should be texts that end a completion (got {strings!r})"
-            yield Issue(seen, 'write `stop_strings: ["\\nQuestion:"]`', f"{within}.{name}")
-    limit = generation.max_completion_length
-    for name in ("min_new_tokens", "min_tokens"):
-        if isinstance(least := options.get(name), int) and least >= limit:
-            seen = f"{least} is not below `max_completion_length` ({limit}), so every completion is cut off"
-            yield Issue(seen, "lower it, or remove it", f"{within}.{name}")
-    if (
-        generation.backend == "vllm"
-        and generation.vllm.mode == "colocate"
-        and options.get("seed") is not None
-    ):
-        seen = "vLLM draws each completion of a prompt with this seed, so they are all the same"
-        fix = "remove it; the recipe's own `seed` is at the top level"
-        yield Issue(seen, fix, f"{within}.seed")
-    ends = options.get("eos_token_id")
-    size = None if ends is None else read_config(recipe.model).get("vocab_size")
-    for token in ends if isinstance(ends, list) else [ends]:
-        if isinstance(token, int) and isinstance(size, int) and token >= size:
-            seen = f"the model has {size:,} tokens and none with the id {token}, so no completion ends with it"
-            yield Issue(seen, "remove it: the tokenizer's own is read", f"{within}.eos_token_id")
-    for name, key in _SAMPLED_AS.items():
-        value, ours = options.get(name), getattr(generation, key)
-        if value is not None and value != ours:
-            seen = (
-                f"{value} overrides `generation.{key}`, which is {'null' if ours is None else ours}"
-            )
-            fix = f"remove it, and set `generation.{key}: {value}` if that is what you want"
-            yield Issue(seen, fix, f"{within}.{name}")
+def _check_compilation(recipe: Recipe) -> Iterator[Issue]:
+    """Find settings that compile the model although `torch_compile` is false.
+
+    Source: transformers 5.24, `TrainingArguments.__post_init__`.
+    """
+    extras = recipe.training.extras
+    for name in ("torch_compile_backend", "torch_compile_mode"):
+        if extras.get("torch_compile") is False and extras.get(name) is not None:
+            seen = "compiles the model although `torch_compile` is false"
+            fix = "remove it, or set `training.torch_compile: true`"
+            yield Issue(seen, fix, f"training.{name}")
 
 
 def _check_optimization(recipe: Recipe) -> Iterator[Issue]:
@@ -293,6 +265,12 @@ def _check_beyond_the_end(recipe: Recipe, steps: int) -> Iterator[Issue]:
             seen = f"{every:g} is after the last step of this training ({steps}); only the last step is {effect}"
             fix = f"set it to {max(steps // 4, 1)}, say"
             yield Issue(seen, fix, f"training.{name}", level="warning")
+    delay = read_setting(recipe, "eval_delay") or 0
+    # Counted in the units of `eval_strategy`.
+    length = {"steps": steps, "epoch": training.num_train_epochs}.get(training.eval_strategy, delay)
+    if delay > length and (training.eval_strategy == "steps" or training.max_steps < 1):
+        seen = f"{delay:g} is after the end of this training ({length:g}), so nothing is evaluated"
+        yield Issue(seen, "lower it, or remove it", "training.eval_delay", level="warning")
     every = read_setting(recipe, "eval_steps") or 0
     every = math.ceil(every * steps) if every < 1 else every
     stopping, evaluations = training.early_stopping, math.ceil(steps / every) if every else 0

@@ -64,6 +64,10 @@ def check_lora(recipe: Recipe) -> Iterator[Issue]:
                 seen = f"peft picks layers only from a list, not with target_modules: {lora['target_modules']}"
                 fix = "write `target_modules: [q_proj, …]`"
                 yield Issue(seen, fix, f"{path}.{key}")
+    if lora.get("layers_pattern") and lora.get("layers_to_transform") is None:
+        seen = "names the list of layers for `layers_to_transform`, which is missing"
+        fix = "add `layers_to_transform: [0, 1]`, or remove it"
+        yield Issue(seen, fix, f"{path}.layers_pattern")
     layers = lora.get("layers_to_transform") or []
     layers = [layers] if isinstance(layers, int) else layers
     if fault := _find_missing_layer(recipe.model, layers):

@@ -283,7 +283,7 @@ def estimate_disk(recipe: Recipe, plan: BatchPlan, shape: "ModelShape") -> DiskE
     """Return what the checkpoints that are kept, and the final model, will take."""
     lora = recipe.model.lora is not None
     model = shape.trainable_bytes if lora else shape.weight_bytes
-    optimizer = str(read_setting(recipe, "optim") or "adamw_torch_fused")
+    optimizer = str(read_setting(recipe, "optim"))
     states = count_state_bytes(optimizer, shape.trainable, shape.trainable_bytes)
     states = 0 if read_setting(recipe, "save_only_model") else states
     strategy, steps = read_setting(recipe, "save_strategy"), plan.total_optimizer_steps or 0

@@ -150,7 +150,7 @@ def memory_inputs(recipe: Recipe, device: Device, prompt_tokens: int, sampled: i
         autocast=device.autocast,
         processes=int(recipe.launch.num_processes),
         strategy=recipe.launch.strategy,
-        optimizer=str(read_setting(recipe, "optim") or "adamw_torch_fused"),
+        optimizer=str(read_setting(recipe, "optim")),
         cpu=cpu,
         graphs=fast.cuda_graphs and not cpu,
         adapters=lora,

@@ -88,8 +88,21 @@ def _refuse_boolean(expected: str) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-Integer = Annotated[int, _refuse_boolean("a whole number")]
-"""A whole number; `true` is not 1."""
+NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$"
+"""Names that are parts of file names, for which file systems allow 255 bytes."""
+
+
+def _refuse_too_large(value: int) -> int:
+    """Refuse what torch and numpy cannot hold."""
+    if not -(2**63) <= value < 2**63:
+        raise PydanticCustomError(
+            "grpo_size", "should fit in 64 bits", {"fix": "set a smaller number"}
+        )
+    return value
+
+
+Integer = Annotated[int, _refuse_boolean("a whole number"), AfterValidator(_refuse_too_large)]
+"""A whole number of 64 bits; `true` is not 1."""
 Number = Annotated[float, _refuse_boolean("a number"), Field(allow_inf_nan=False)]
 """A finite number; `1e-6` and `"1e-6"` both work, `true` does not."""
 

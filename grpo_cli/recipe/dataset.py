@@ -5,9 +5,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from grpo_cli.recipe.base import Integer, Number, OneOrMany, Section
+from grpo_cli.recipe.base import NAME, Integer, Number, OneOrMany, Section
 from grpo_cli.recipe.difficulty import DifficultyConfig
-from grpo_cli.recipe.rewards import SOURCE_NAME, RewardConfig
+from grpo_cli.recipe.rewards import RewardConfig
 
 
 class PromptConfig(Section):
@@ -316,7 +316,7 @@ class SourceKeys(Section):
     Since `name` is the source's, a hub dataset's configuration is `config` here.
     """
 
-    name: str = Field(pattern=SOURCE_NAME)
+    name: str = Field(pattern=NAME)
     """Name of the source: in metrics, in reports, and in the column `source` of its rows."""
     ratio: Number = Field(default=1.0, gt=0)
     """Share of the prompts, relative to the other sources' ratios."""

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from grpo_cli.recipe.base import Integer, Number, Section
+from grpo_cli.recipe.base import NAME, Integer, Number, Section
 
 
 def is_task_file(task: str) -> bool:
@@ -16,7 +16,7 @@ class HeldOutSetConfig(Section):
     """Held-out rows, or a task of lm-eval, on which the model is also evaluated during training, as `grpo eval`
     does it."""
 
-    name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=100)
+    name: str | None = Field(default=None, pattern=NAME)
     """What the set is called: its metrics are `eval_NAME/reward`, `eval_NAME/accuracy/REWARD` and so on. By
     default, the name of its source or task (of a task file, the file's name without its ending), or `held_out`."""
     every: Integer = Field(ge=1)

@@ -7,6 +7,7 @@ from pydantic_core import PydanticCustomError, PydanticKnownError
 
 from grpo_cli.recipe.base import (
     AS_PATH,
+    NAME,
     Integer,
     Number,
     OneOrMany,
@@ -61,7 +62,7 @@ OneOrManyKinds = Annotated[
 class Recipe(Section):
     """A GRPO training, from the model to the launch."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+    name: str = Field(pattern=NAME)
     """Name of the runs: they go to `runs/<name>/<timestamp>/`."""
     description: str | None = None
     """What this recipe is for."""

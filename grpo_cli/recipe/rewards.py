@@ -5,10 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
-from grpo_cli.recipe.base import Number, Section
-
-SOURCE_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
-"""What names of sources look like; they stand in metrics, between slashes."""
+from grpo_cli.recipe.base import NAME, Number, Section
 
 
 def _check_order(scores: tuple[float, float]) -> tuple[float, float]:
@@ -35,7 +32,7 @@ class RewardConfig(Section):
     when: str | None = None
     """Rows that the reward applies to: a Jinja expression over the dataset's columns, such as `task == "math"` or
     `level >= 3 and answer`; it does not score other rows. Leave out for all rows."""
-    source: str | None = Field(default=None, pattern=SOURCE_NAME)
+    source: str | None = Field(default=None, pattern=NAME)
     """The one source of `dataset.sources` that the reward is for, as if it stood there under `rewards`."""
     timeout_s: Number | None = Field(default=None, gt=0)
     """Time limit per completion, in seconds. If set, completions are scored individually, several in parallel, in

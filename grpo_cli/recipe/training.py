@@ -232,7 +232,9 @@ def find_left_off(fast: FastConfig, settings: Mapping[str, Any]) -> dict[str, st
     if settings.get("beta") and not repacking:
         reason = f"every completion has a KL term, of weight {settings['beta']:g}"
         reasons["no_signal"] = reason
-    if settings.get("torch_compile") and not repacking:
+    # Either of the last two turns compilation on by itself.
+    compiles = ("torch_compile", "torch_compile_backend", "torch_compile_mode")
+    if any(map(settings.get, compiles)) and not repacking:
         reasons["shared_prompts"] = "torch_compile would compile each batch anew"
     if settings.get("neftune_noise_alpha"):
         reasons["sampling"] = "neftune_noise_alpha makes other noise for every copy of a prompt"

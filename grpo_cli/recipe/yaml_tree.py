@@ -3,6 +3,7 @@
 Source: YAML 1.2 core schema, https://yaml.org/spec/1.2.2/#103-core-schema
 """
 
+import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from typing import Any
 
 import yaml
 from pydantic import BaseModel
+from yaml.reader import Reader
 
 from grpo_cli.errors import RecipeError, recipe_error, sort_by_likeness
 from grpo_cli.issues import Location
@@ -145,6 +147,11 @@ def read_source(path: Path) -> str:
     if path.suffix in _DATA_SUFFIXES and path.is_file():
         fix = "name it as `train` of a recipe's `dataset` (`kind: files`); `grpo init` writes a recipe"
         raise recipe_error("is a file of data, not YAML", fix, location=Location(str(path)))
+    # The pipe of a shell (`/dev/stdin`, `<(…)`) has no path; one that has may never be written to.
+    target = Path(os.path.realpath(path))
+    if target.exists() and not (target.is_file() or target.is_dir()):
+        message = "is not a regular file, but a pipe or a device"
+        raise recipe_error(message, "name a file", location=Location(str(path)))
     try:
         data = path.read_bytes()
         text = data.decode("utf-8-sig")
@@ -191,8 +198,17 @@ def read_text(text: str, source: str, *, has_lines: bool = True) -> Node:
     except RecursionError:
         raise _too_deep(Location(source)) from None
     except (yaml.YAMLError, UnicodeEncodeError) as error:
-        message = f"is not YAML ({error})"
-        raise recipe_error(message, "remove that character", location=Location(source)) from None
+        sign = Reader.NON_PRINTABLE.search(text)
+        if sign is None:
+            message, where = f"is not YAML ({error})", Location(source)
+        else:
+            before = text[: sign.start()]
+            column = sign.start() - before.rfind("\n")
+            where = (
+                Location(source, before.count("\n") + 1, column) if has_lines else Location(source)
+            )
+            message = f"holds the character U+{ord(sign[0]):04X}, which YAML does not allow"
+        raise recipe_error(message, "remove that character", location=where) from None
     if root is None:
         return Node({}, Location(source, 1, 1) if has_lines else Location(source))
     return reader.read(root)

@@ -128,7 +128,7 @@ class Condition:
                 use = f"use `{proper}` to {'compare' if sign == '=' else 'join conditions'}"
                 return f"`{sign}` {what} (got `{self.text}`). Fix: {use}: when: {corrected}"
         reason = (error.message or "").rstrip(".")
-        return f"`{self.text}` is not one expression ({reason}). {_FIX}"
+        return f"`{self.text:.200}` is not one expression ({reason}). {_FIX}"
 
     def holds(self, batch: Batch, row: int) -> bool:
         """Return whether it holds on a row; raises `RewardError` if it fails there."""

@@ -77,6 +77,8 @@ def test_a_template_that_is_nested_too_deeply_is_a_syntax_error():
     for template in ("{{ " + "(" * 5000 + "}}", "{% if x %}" * 500 + "{% endif %}" * 500):
         with pytest.raises(TemplateSyntaxError, match="nested too deeply"):
             environment().from_string(template)
+    with pytest.raises(TemplateSyntaxError, match="nested too deeply"):
+        environment().compile_expression("(" * 5000)
 
 
 def test_a_chat_template_has_the_same_limits(tmp_path):

@@ -8,6 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from grpo_cli.errors import UsageError, install_extra, nearest, pip
+from grpo_cli.recipe.base import NAME
 
 
 def list_templates() -> list[str]:
@@ -30,9 +31,9 @@ def write_template(template: str, name: str) -> list[Path]:
         hint = f"use --template {close}" if close else f"use one of {', '.join(known)}"
         raise UsageError(f"there is no template `{template}`. Fix: {hint}")
     path = Path(f"{name.removesuffix('.yaml')}.yaml")
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", path.stem):
+    if not re.fullmatch(NAME, path.stem):
         raise UsageError(
-            f"`{path.stem}` is not a name. Fix: use letters, digits, `_`, `.` and `-` alone"
+            f"`{path.stem}` is not a name. Fix: use up to 100 letters, digits, `_`, `.` and `-`"
         )
     sources = [files(__name__) / f"{template}{ending}" for ending in (".py", ".yaml")]
     install = install_extra("reasoning-gym,gguf")

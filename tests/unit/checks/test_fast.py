@@ -58,6 +58,7 @@ def test_anything_else_is_told_with_its_place(tmp_path, written, path):
         ({"neftune_noise_alpha": 5}, {"no_signal", "shared_prompts", "sampling"}),
         ({"optim": OptimizerNames.LOMO}, {"no_signal", "shared_prompts"}),
         ({"torch_compile": True}, {"shared_prompts"}),
+        ({"torch_compile_backend": "inductor"}, {"shared_prompts"}),
     ],
 )
 def test_parts_that_would_not_be_exact(settings, parts):

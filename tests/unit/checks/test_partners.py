@@ -38,7 +38,11 @@ WITHOUT = {
         key: {"save_strategy": "no"}
         for key in ("save_steps", "save_total_limit", "save_only_model")
     },
-    **{key: {"loss_type": "sapo"} for key in ("delta", "epsilon", "epsilon_high")},
+    **{
+        key: {"loss_type": "sapo", "num_iterations": 2}
+        for key in ("delta", "epsilon", "epsilon_high")
+    },
+    **{key: {"num_iterations": 2} for key in GUARDED if key.startswith(("sapo_", "vespo_"))},
     **{key: {"optim": "sgd"} for key in ("adam_beta1", "adam_beta2", "adam_epsilon")},
     **{
         name: {"vllm_importance_sampling_correction": False}
@@ -81,6 +85,52 @@ def test_a_field_without_its_partner_is_named_and_the_fix_makes_it_act(tmp_path,
     if change := re.match(r"set `([\w.]+): ([^`]+)`", issue.fix):
         assert path not in find(tmp_path, settings, [f"{change[1]}={change[2]}"])
     assert path not in find(tmp_path, WITHOUT.get(name, {}))
+
+
+ONCE = {
+    "epsilon": {},
+    "delta": {},
+    "sapo_temperature_pos": {"loss_type": "sapo"},
+    "vespo_k_neg": {"loss_type": "vespo"},
+}
+OFTEN = (
+    {"num_iterations": 2},
+    {"steps_per_generation": 2},
+    {"generation_batch_size": 8},
+    {"backend": "vllm"},
+)
+
+
+@pytest.mark.parametrize("name", ONCE)
+def test_what_bounds_probability_ratios_needs_ratios_other_than_1(tmp_path, name):
+    settings, path = {**ONCE[name], name: 0.1 if name == "epsilon" else 4}, key_in_home(name)
+    aligned = {"generation_batch_size": 8, "gradient_accumulation_steps": 2}
+    for once in ({}, aligned, {"gradient_accumulation_steps": 2, "steps_per_generation": 1}):
+        assert "learned from once" in find(tmp_path, {**settings, **once})[path].seen
+    for often in OFTEN:
+        flags = ["generation.backend=vllm"] if "backend" in often else []
+        often = {key: value for key, value in often.items() if key != "backend"}
+        assert path not in find(tmp_path, {**settings, **often}, flags)
+
+
+def test_a_ratio_of_1_is_bounded_too(tmp_path):
+    assert "training.delta" not in find(tmp_path, {"delta": 0.5})
+    cispo = {"epsilon": 0.1, "loss_type": "cispo"}
+    assert "training.epsilon" not in find(tmp_path, cispo)
+
+
+def test_a_default_that_is_written_and_has_no_effect_is_named(tmp_path):
+    name = "use_bias_correction_kl"
+    assert default_of(name) is True
+    assert "there is no KL term" in find(tmp_path, {name: "true"})[f"training.{name}"].seen
+    assert not find(tmp_path, {})
+
+
+def test_the_default_optimizer_is_named(tmp_path):
+    assert default_of("optim") == GRPOConfig(output_dir=str(tmp_path), bf16=False).optim.value
+    for name in ("optim_args", "optim_target_modules"):
+        issue = find(tmp_path, {name: "a=1"})[f"training.{name}"]
+        assert "the optimizer `adamw_torch_fused` does not read it" in issue.seen
 
 
 def test_schedulers_take_what_transformers_gives_them():

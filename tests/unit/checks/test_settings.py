@@ -11,8 +11,22 @@ SLURM = "launch={slurm: {partition: gpu, time: '04:00:00', gpus_per_node: 4, mem
 EXPECT = "expect={metrics: [{metric: reward, step: 15, band: [0, 1]}]}"
 STOPPING = ["dataset.eval_rows=[{question: q, answer: '1'}]", "training.eval_strategy=steps",
             "training.eval_steps=1", "training.early_stopping.patience=1"]  # fmt: skip
+DELAYED = ["training.eval_delay=5", STOPPING[0]]
 LONG = ["training.max_steps=20", "logging.logging_steps=10"]
 CASES = [
+    (["training.torch_compile=false", "training.torch_compile_mode=default"], "training.torch_compile_mode",
+     "error", "compiles the model although `torch_compile` is false"),
+    ([*DELAYED, "training.eval_strategy=steps"], "training.eval_delay", "warning", "this training (2)"),
+    ([*DELAYED, "training.eval_strategy=epoch", "training.max_steps=-1"], "training.eval_delay", "warning",
+     "this training (3)"),
+    (["warmup={answer: '{{ answer }}', eval_fraction: 0, patience: 3}"], "warmup.patience", "warning",
+     "there is no held-out loss"),
+    (["model.lora={target_modules: [q_proj], layers_pattern: h}"], "model.lora.layers_pattern", "error",
+     "`layers_to_transform`, which is missing"),
+    (["rewards.0.when='" + "(" * 3000 + "'"], "rewards.0.when", "error", "nested too deeply"),
+    (["training.max_steps=99999999999999999999999"], "training.max_steps", "error", "fit in 64 bits"),
+    (["training.save_total_limit=-9223372036854775809"], "training.save_total_limit", "error", "64 bits"),
+    (["name=" + "a" * 101], "name", "error", "is not a valid name"),
     ([f"{OPTIONS}.stop_strings=[x, 3]"], f"{OPTIONS}.stop_strings", "error", "texts that end"),
     ([f"{OPTIONS}.max_new_tokens=64"], f"{OPTIONS}.max_new_tokens", "error",
      "64 overrides `generation.max_completion_length`, which is 8"),
@@ -132,6 +146,7 @@ def test_settings_that_are_read_are_left_alone(tmp_path):
     flags = [
         *LONG,
         "training.delta=4",
+        "training.num_iterations=2",
         "generation.min_p=0.1",
         f"{OPTIONS}.max_new_tokens=8",
         "generation.vllm.max_model_length=9",

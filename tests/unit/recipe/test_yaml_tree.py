@@ -1,3 +1,6 @@
+import os
+from pathlib import Path
+
 import pytest
 
 from grpo_cli.errors import RecipeError
@@ -137,3 +140,22 @@ def test_aliases_stand_for_what_they_name_wherever_they_are():
     tree = read_text("a: &a {b: [1, 2]}\nc: *a\nd: [*a, *a]\ne: {<<: *a, f: 1}", "r.yaml")
     one = {"b": [1, 2]}
     assert tree.plain() == {"a": one, "c": one, "d": [one, one], "e": {**one, "f": 1}}
+
+
+@pytest.mark.parametrize("sign", ["\0", "\x07", "\x1b", "\ufffe"])
+def test_a_character_that_yaml_forbids_is_named_where_it_stands(sign):
+    with pytest.raises(RecipeError, match=f"^recipe.yaml:2:6: .*U\\+{ord(sign):04X}"):
+        read_text(f"é: 1\nb: 'ü{sign}'\n", "recipe.yaml")
+
+
+def test_a_pipe_with_a_path_is_refused_and_that_of_a_shell_is_read(tmp_path):
+    os.mkfifo(tmp_path / "a.yaml")
+    (tmp_path / "link.yaml").symlink_to("a.yaml")
+    for path in (tmp_path / "a.yaml", tmp_path / "link.yaml", Path("/dev/zero")):
+        with pytest.raises(RecipeError, match="is not a regular file"):
+            read_source(path)
+    reading, writing = os.pipe()
+    os.write(writing, b"a: 1")
+    os.close(writing)
+    assert read_source(Path(f"/dev/fd/{reading}")) == "a: 1"
+    os.close(reading)
