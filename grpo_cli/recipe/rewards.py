@@ -37,8 +37,8 @@ class RewardConfig(Section):
     timeout_s: Number | None = Field(default=None, gt=0)
     """Time limit per completion, in seconds. If set, completions are scored individually, several in parallel, in
     processes that are killed at the limit. Kinds that parse the completion (math, regex, reasoning_gym) have their
-    own limit, and score 0 beyond it; for the others, `on_error` applies. What a reward loads does not count: a
-    completion that takes too long is scored again once everything is loaded. A `python` function then receives one
+    own limit, and score 0 beyond it; for the others, `on_error` applies. Imports do not count, nor what
+    scoring an empty completion loads, which each process does first. A `python` function then receives one
     completion at a time, and only plain values of `trainer_state`, such as `global_step`; what it logs is
     discarded."""
     on_error: Literal["raise", "zero", "skip"] = "raise"

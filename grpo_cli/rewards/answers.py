@@ -12,7 +12,7 @@ from functools import partial
 from typing import Literal, NamedTuple
 
 from grpo_cli.rewards.contract import Batch, text_of
-from grpo_cli.rewards.expressions import is_near
+from grpo_cli.rewards.expressions import is_near, spell
 
 Place = Literal["boxed", "hashes", "answer_tag", "last_number"]
 TextOrPlace = Literal["text", "boxed", "hashes", "answer_tag", "last_number"]
@@ -35,7 +35,11 @@ NUMBER = (
     rf"(?:\s*/\s*(?P<divisor>{_GROUPED}(?:\.[0-9]+)?))?)"
 )
 """A number without sign, currency, percent sign or unit."""
-_UNIT = r"[A-Za-z]{2,}(?:\s*\^\s*\{?[23]\}?)?(?:[\s/-]+[A-Za-z]+(?:\s*\^\s*\{?[23]\}?)?){0,3}"
+_RAISED = r"\.?(?:\s*\^\s*\{?-?[1-3]\}?)?"
+_UNIT = (
+    rf"(?:[A-Za-z]{{2,}}|[mgshLNJWVAKC](?![A-Za-z])){_RAISED}"
+    rf"(?:(?:[\s/*-]|\\cdot)+[A-Za-z]+{_RAISED}){{0,3}}"
+)
 _QUANTITY = re.compile(
     rf"=?\s*(?P<sign>[-+]?)\s*[$€£¥]?\s*(?P<inner_sign>[-+]?){NUMBER}"
     rf"\s*(?P<percent>%?)\s*(?:(?<=[\s%])(?P<unit>{_UNIT}))?\s*\.?"
@@ -55,6 +59,7 @@ _NOT_UNITS = frozenset(
 )
 _SUBSTITUTIONS = [
     (re.compile(r"[−–]"), "-"),
+    (re.compile(r"≈|\\approx(?![A-Za-z])"), "="),
     (re.compile(r"[\u00a0\u2009\u202f~]|\\[ ;:]|\\q?quad\b"), " "),
     (re.compile(r"\\[!,]|\\(?:left|right)(?![A-Za-z])"), ""),
     (re.compile(r"\{,\}"), ","),
@@ -87,11 +92,12 @@ _EXPLOSIVE = re.compile(
     r"|binom\s*\{?\s*[0-9]{5,}"
 )
 LONGEST_ANSWER = 1000
-"""Characters a box may hold; bounds the search in completions that never close their boxes."""
+"""Characters a box may hold."""
+_ZERO_WIDTH = dict.fromkeys(map(ord, "\u200b\u2060\ufeff"))
 SHORTEST_ECHO = 12
 """Characters from which a repeated message of the prompt is cut out of a completion."""
 
-_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
+_BRACE = re.compile(r"\\(?:boxed|fbox)\s*\{|(?<!\\)[{}]")
 _OPEN_FENCE = re.compile(r"\s*(`{3,}|~{3,})\s*([\w+#.-]*)")
 _TAG = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL | re.IGNORECASE)
 _NUMBER_IN_TEXT = re.compile(
@@ -143,8 +149,8 @@ def canonical_answer(text: str, places: Sequence[str]) -> str | None:
 
 
 def after_thinking(text: str) -> str:
-    """Return what follows the last `</think>`; all of `text` if there is none."""
-    return text.rpartition("</think>")[2]
+    """Return what follows the last `</think>`, or all of `text`, without zero-width spaces."""
+    return text.rpartition("</think>")[2].translate(_ZERO_WIDTH)
 
 
 def _last_tagged(text: str) -> str | None:
@@ -156,7 +162,7 @@ def read_golds(batch: Batch, column: str, row: int) -> tuple[str, ...]:
     """Return the texts of a gold that is one value or a list of values, without empty ones."""
     cell = batch.cell(column, row)
     cells = cell if isinstance(cell, list | tuple) else [cell]
-    texts = (str(each).strip() for each in cells if each is not None)
+    texts = (str(each).translate(_ZERO_WIDTH).strip() for each in cells if each is not None)
     return tuple(text for text in texts if text)
 
 
@@ -179,21 +185,15 @@ def own_text(batch: Batch, row: int) -> str:
 
 
 def _last_boxed(text: str) -> str | None:
-    for match in reversed(list(_BOX.finditer(text))):
-        content = _until_closed(text, match.end())
-        if content and content.strip():
-            return content
-    return None
-
-
-def _until_closed(text: str, start: int) -> str | None:
-    depth = 1
-    for position in range(start, min(len(text), start + LONGEST_ANSWER)):
-        if text[position] in "{}" and text[position - 1] != "\\":
-            depth += 1 if text[position] == "{" else -1
-        if depth == 0:
-            return text[start:position]
-    return None
+    last_start, last_end, starts = 0, 0, list[int]()
+    for match in _BRACE.finditer(text):
+        if match[0] != "}":
+            starts.append(0 if match[0] == "{" else match.end())
+            continue
+        start, end = starts.pop() if starts else 0, match.start()
+        if start > last_start and end - start < LONGEST_ANSWER and text[start:end].strip():
+            last_start, last_end = start, end
+    return text[last_start:last_end] or None
 
 
 def _after_hashes(text: str) -> str | None:
@@ -285,7 +285,7 @@ def same_quantity(gold: Quantity, answer: Quantity) -> bool:
 
 def tidy(text: str) -> str:
     """Return the text without typographic LaTeX (spaces, `\\text`, degree signs) and outer delimiters."""
-    text = unwrap(text)
+    text = spell(unwrap(text))
     for pattern, replacement in _SUBSTITUTIONS:
         text = pattern.sub(replacement, text)
     return unwrap(text)

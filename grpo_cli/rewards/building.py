@@ -189,7 +189,9 @@ class _LimitedScorer:
         hard = [row for row, score in enumerate(results) if score is None]
         name = self.reward.name
         calls = [(name, self.build, _portable(batch.take([row]))) for row in hard]
-        outcomes = self.pool.run(_score_in_worker, calls, self.limit.seconds, name)
+        outcomes = self.pool.run(
+            _score_in_worker, calls, self.limit.seconds, name, prepare=_score_empty
+        )
         for row, outcome in zip(hard, outcomes, strict=True):
             results[row] = self._read(outcome, batch, row)
         return results
@@ -225,11 +227,22 @@ _worker_rewards: dict[str, Reward] = {}
 """A worker's own rewards, by name; a pool belongs to one recipe."""
 
 
+def _worker_reward(name: str, build: Callable[[], Reward]) -> Reward:
+    if name not in _worker_rewards:
+        _worker_rewards[name] = build()
+    return _worker_rewards[name]
+
+
+def _score_empty(name: str, build: Callable[[], Reward], batch: Batch) -> None:
+    """Have a reward load what it loads once, by scoring an empty completion."""
+    is_text = isinstance(batch.completions[0], str)
+    empty = "" if is_text else [{"role": "assistant", "content": ""}]
+    _worker_reward(name, build).try_score(replace(batch, completions=[empty]))
+
+
 def _score_in_worker(name: str, build: Callable[[], Reward], batch: Batch) -> Score | RewardError:
     """Return the score of a batch of one row, or its failure."""
     try:
-        if name not in _worker_rewards:
-            _worker_rewards[name] = build()
-        return _worker_rewards[name].try_score(batch)[0]
+        return _worker_reward(name, build).try_score(batch)[0]
     except (GrpoError, KeyboardInterrupt) as error:
         return DescribedError(str(error) or repr(error))

@@ -5,6 +5,7 @@ math-verify parses them and compares their form; numbers are compared here, as i
 
 import logging
 import re
+import unicodedata
 from collections.abc import Callable
 from fractions import Fraction
 from functools import lru_cache
@@ -13,6 +14,19 @@ from typing import Any
 TOLERANCE = Fraction(1, 10**6)
 """Relative difference of a decimal from a number that no decimal of its length can meet."""
 _POWER_OF_TEN = re.compile(r"\s*(-?[0-9.]+)[eE]([-+]?[0-9]{1,3})\s*")
+_SPELLINGS: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
+    (
+        re.compile(r"([0-9]{0,20})\.([0-9]{0,20})\\(?:overline|bar)\s*\{?([0-9]{1,20})\}?"),
+        lambda match: _spell_repeating(*match.groups()),
+    ),
+    (re.compile(r"[⁰¹²³⁴-⁹⁻]+"), lambda match: f"^{{{_plain(match[0])}}}"),
+    (re.compile(r"[¼-¾⅐-⅞]"), lambda match: rf"\frac{{{_plain(match[0])}}}"),
+    (re.compile(r"√"), r"\\sqrt "),
+    (re.compile(r"∞"), r"\\infty "),
+    (re.compile(r"·"), r"\\cdot "),
+    (re.compile(r"\\varnothing(?![A-Za-z])"), r"\\emptyset"),
+]
+"""What math-verify does not read, and the LaTeX that it reads."""
 _DIGITS = 100
 _EXACT = 10.0**-90
 """Relative difference of two equal numbers, computed to `_DIGITS` digits."""
@@ -25,6 +39,22 @@ def is_near(gold: Fraction, answer: Fraction) -> bool:
     if _is_decimal(gold) == _is_decimal(answer) or 1 in (gold.denominator, answer.denominator):
         return False
     return abs(gold - answer) <= TOLERANCE * abs(gold)
+
+
+def spell(text: str) -> str:
+    r"""Return the text in LaTeX that math-verify reads: `x²` as `x^{2}`, `½` and `0.\overline{3}` as fractions."""
+    for pattern, replacement in _SPELLINGS:
+        text = pattern.sub(replacement, text)
+    return text
+
+
+def _spell_repeating(whole: str, fixed: str, repeated: str) -> str:
+    top = int(whole + fixed + repeated) - int(whole + fixed or 0)
+    return rf"\frac{{{top}}}{{{'9' * len(repeated)}{'0' * len(fixed)}}}"
+
+
+def _plain(characters: str) -> str:
+    return unicodedata.normalize("NFKC", characters).replace("−", "-").replace("⁄", "}{")
 
 
 def same_expression(gold: str, answer: str) -> bool:

@@ -1,9 +1,11 @@
 """Worker processes that run slow code under a time limit and are killed if they exceed it.
 
-What a worker loads (modules, models, caches) never counts against a limit: see `_Loading`.
+What a worker loads never counts against a limit: neither imports, for which the clock stops, nor what `prepare`
+loads.
 """
 
 import atexit
+import builtins
 import contextlib
 import multiprocessing
 import os
@@ -12,26 +14,19 @@ import sys
 import threading
 import time
 import weakref
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Any, NamedTuple
 
 from grpo_cli.machine import usable_cpus
 from grpo_cli.processes import stop_with_parent
 
 MOST_WORKERS = 16
 LOADING_S = 60.0
-"""Longest a worker may take to load what a call needs, beyond the call's own limit."""
+"""Longest a worker may take to load what calls of a key need, and longest the imports of one call may take."""
 _START_S = 300.0
 """Longest a new process may take to answer, on a machine that is very busy."""
-_MOST_WARMING = 2
-"""Calls that were seen to load, which a new worker repeats before its first."""
-
-Call = tuple[Callable[..., Any], tuple[Any, ...]]
-"""A module-level function, and arguments that can be pickled."""
 
 
 class WorkerEndedError(Exception):
@@ -42,42 +37,13 @@ class _TooSlowError(Exception):
     """A call took longer than it may."""
 
 
-@dataclass
-class _Loading:
-    """What is known of the loading that calls of one key cause.
+class _Job(NamedTuple):
+    """What the calls of one `WorkerPool.run` share."""
 
-    A call that exceeds its limit may be loading. So it goes on for up to `LOADING_S`, and if it ends, it is made
-    again in the same process: only the second time counts. If it does not end even so, the time is its own, and
-    later calls get only their limit. A new worker first repeats the slowest call and those that loaded.
-    """
-
-    slowest: Call | None = None
-    """Of the calls that completed within their limit: it may have loaded something, too."""
-    slowest_s: float = 0.0
-    loaders: list[Call] = field(default_factory=list)
-    """Calls that exceeded their limit only the first time."""
-    endless: int = 0
-    """Calls that exceeded it for another reason."""
-
-    def extra_s(self) -> float:
-        """Return what a call may take beyond its limit."""
-        # Until some call has completed, one that never ends says little of the others.
-        known = self.slowest is not None or self.loaders
-        return LOADING_S if self.endless < (1 if known else 2) else 0.0
-
-    def add_completed(self, call: Call, seconds: float) -> None:
-        """Note a call that completed within its limit."""
-        if self.slowest is None or seconds > self.slowest_s:
-            self.slowest, self.slowest_s = call, seconds
-
-    def warm(self, worker: "_Worker", key: str, timeout_s: float) -> None:
-        """Have a worker load what calls of its key are known to need."""
-        for call in (self.slowest, *self.loaders) if key not in worker.keys else ():
-            if call is not None:
-                # What fails here fails again in the call itself, which reports it.
-                with contextlib.suppress(Exception):
-                    worker.ask(call, LOADING_S + timeout_s)
-        worker.keys.add(key)
+    function: Callable[..., Any]
+    timeout_s: float
+    key: str
+    prepare: Callable[..., Any] | None
 
 
 class WorkerPool:
@@ -89,7 +55,8 @@ class WorkerPool:
         self._places = threading.BoundedSemaphore(self._size)
         self._idle: list[_Worker] = []
         self._busy: set[_Worker] = set()
-        self._loading: dict[str, _Loading] = defaultdict(_Loading)
+        self._unprepared: set[str] = set()
+        """Keys whose `prepare` did not end."""
         self._lock = threading.Lock()
 
     def run(
@@ -98,14 +65,17 @@ class WorkerPool:
         calls: Sequence[tuple[Any, ...]],
         timeout_s: float,
         key: str = "",
+        prepare: Callable[..., Any] | None = None,
     ) -> list[Any]:
         """Call a function once for each tuple of arguments, several at a time.
 
         Args:
             function: A module-level function.
             calls: The arguments of each call; whatever can be pickled.
-            timeout_s: Limit of each call from its own start, without what it loads.
+            timeout_s: Limit of each call from its own start, without its imports.
             key: Calls of one key need the same things loaded.
+            prepare: Loads them in a new process, called with the arguments of its first call; what it raises is
+                ignored.
 
         Returns:
             What each call returned, in order; a `TimeoutError`; or a `WorkerEndedError` if its process ended
@@ -113,11 +83,10 @@ class WorkerPool:
         """
         if not calls:
             return []
-        cancelled = threading.Event()
+        job, cancelled = _Job(function, timeout_s, key, prepare), threading.Event()
         with ThreadPoolExecutor(min(self._size, len(calls)), "grpo-pool") as threads:
             futures = [
-                threads.submit(self._run_call, (function, call), timeout_s, key, cancelled)
-                for call in calls
+                threads.submit(self._run_call, job, arguments, cancelled) for arguments in calls
             ]
             try:
                 return [future.result() for future in futures]
@@ -129,25 +98,35 @@ class WorkerPool:
                         worker.end()
                 raise
 
-    def _run_call(self, call: Call, timeout_s: float, key: str, cancelled: threading.Event) -> Any:
+    def _run_call(self, job: "_Job", arguments: tuple[Any, ...], cancelled: threading.Event) -> Any:
         with self._places:
-            result = self._try_call(self._take(), call, timeout_s, key)
+            result = self._try_call(self._take(), job, arguments)
             if isinstance(result, WorkerEndedError) and not cancelled.is_set():
                 # A worker may have been killed through no fault of its call, as by a signal to the whole group,
                 # which the idle workers got as well: so the second attempt takes a new one.
-                result = self._try_call(self._start(), call, timeout_s, key)
+                result = self._try_call(self._start(), job, arguments)
             return result
 
-    def _try_call(self, worker: "_Worker", call: Call, timeout_s: float, key: str) -> Any:
-        loading = self._loading[key]
+    def _try_call(self, worker: "_Worker", job: "_Job", arguments: tuple[Any, ...]) -> Any:
         try:
-            loading.warm(worker, key, timeout_s)
-            return _run_limited(worker, call, timeout_s, loading)
+            if job.prepare and job.key not in worker.keys | self._unprepared:
+                self._prepare(worker, job, arguments)
+            return worker.ask((job.function, arguments), job.timeout_s)
         except (_TooSlowError, WorkerEndedError) as error:
             worker.end()
             return TimeoutError() if isinstance(error, _TooSlowError) else error
         finally:
             self._give_back(worker)
+
+    def _prepare(self, worker: "_Worker", job: "_Job", arguments: tuple[Any, ...]) -> None:
+        worker.keys.add(job.key)
+        try:
+            worker.ask((job.prepare, arguments), LOADING_S)
+        except (_TooSlowError, WorkerEndedError):
+            self._unprepared.add(job.key)
+            raise
+        except Exception:
+            pass  # what fails here fails again in the call itself, which reports it
 
     def _take(self) -> "_Worker":
         with self._lock:
@@ -173,38 +152,22 @@ class WorkerPool:
                 worker.end()
 
 
-def _run_limited(worker: "_Worker", call: Call, timeout_s: float, loading: _Loading) -> Any:
-    """Return what a call returned; raises `_TooSlowError` if it exceeds its limit even if all is loaded."""
-    start = time.monotonic()
-    worker.send(call)
-    if worker.has_answered(timeout_s):
-        result = worker.receive()
-        loading.add_completed(call, time.monotonic() - start)
-        return result
-    try:
-        if not worker.has_answered(loading.extra_s()):
-            raise _TooSlowError
-        worker.receive()
-        result = worker.ask(call, timeout_s)
-    except _TooSlowError:
-        loading.endless += 1
-        raise
-    loading.loaders = [*loading.loaders[1 - _MOST_WARMING :], call]
-    return result
-
-
 class _Worker:
     """A process that makes one call after the other."""
 
     def __init__(self) -> None:
         context = _context()
         self._pipe, theirs = context.Pipe()
+        self._imports = context.RawArray("d", 2)
+        """Seconds spent in imports, and when the one in progress began, or 0."""
         # Not a daemon: rewards may start processes of their own.
-        self.process = context.Process(target=_serve, args=(theirs,), name="grpo-reward-worker")
+        self.process = context.Process(
+            target=_serve, args=(theirs, self._imports), name="grpo-reward-worker"
+        )
         self.process.start()
         theirs.close()
         self.keys: set[str] = set()
-        """Of which it has loaded what is known to be needed."""
+        """Whose `prepare` it has called."""
         self.has_ended = False
         if not _alive:
             # After multiprocessing's own handler is registered, which waits for its processes: so before it.
@@ -212,35 +175,37 @@ class _Worker:
         _alive.add(self)
         self.ask((os.getpid, ()), _START_S)
 
-    def ask(self, call: Call, seconds: float) -> Any:
-        """Return what a call returned; raises `_TooSlowError` after so many seconds."""
-        self.send(call)
-        if not self.has_answered(seconds):
-            raise _TooSlowError
-        return self.receive()
+    def ask(self, call: tuple[Any, tuple[Any, ...]], seconds: float) -> Any:
+        """Call a module-level function with arguments that can be pickled.
 
-    def send(self, call: Call) -> None:
-        """Begin a call; raises `WorkerEndedError` if the process has ended."""
+        Returns:
+            What it returned. What it raises is raised; so is `_TooSlowError` after `seconds`, without its imports,
+            and `WorkerEndedError` if the process ends first.
+        """
+        start, imports_s = time.monotonic(), self._imports_s()
         try:
             self._pipe.send(call)
         except OSError as error:
             raise self._ended() from error
-
-    def has_answered(self, seconds: float) -> bool:
-        """Wait for the call to end, or the process; return whether either did."""
-        return bool(wait([self._pipe, self.process.sentinel], seconds))
-
-    def receive(self) -> Any:
-        """Return what the call returned, or raise what it raised, or `WorkerEndedError`."""
+        left = seconds
+        while not wait([self._pipe, self.process.sentinel], left):
+            imported = self._imports_s() - imports_s
+            left = seconds + min(imported, LOADING_S) - (time.monotonic() - start)
+            if left <= 0:
+                raise _TooSlowError
         answer = None
         with contextlib.suppress(EOFError, OSError):
             answer = self._pipe.recv() if self._pipe.poll() else None
         if answer is None:
             raise self._ended()
-        value, error = answer
-        if error is not None:
-            raise error
+        value, failure = answer
+        if failure is not None:
+            raise failure
         return value
+
+    def _imports_s(self) -> float:
+        seconds, begun = self._imports
+        return seconds + (time.monotonic() - begun if begun else 0.0)
 
     def _ended(self) -> WorkerEndedError:
         self.process.join()
@@ -278,7 +243,24 @@ def _context() -> Any:
     return context
 
 
-def _serve(pipe: "Connection[Any, Any]") -> None:
+def _time_imports(seconds: Any) -> None:
+    """Add the time of each import to `seconds[0]`; `seconds[1]` is when the one in progress began, or 0."""
+    original = builtins.__import__
+
+    def import_timed(*arguments: Any, **named: Any) -> Any:
+        if seconds[1]:  # inside another
+            return original(*arguments, **named)
+        begun = seconds[1] = time.monotonic()
+        try:
+            return original(*arguments, **named)
+        finally:
+            seconds[0] += time.monotonic() - begun
+            seconds[1] = 0.0
+
+    builtins.__import__ = import_timed
+
+
+def _serve(pipe: "Connection[Any, Any]", imports: Any) -> None:
     """Make the calls that arrive, until the owner is gone.
 
     Killed at once on SIGTERM, also by the kernel when its owner dies: a thread that watches the owner would never
@@ -287,6 +269,7 @@ def _serve(pipe: "Connection[Any, Any]") -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _follow_fork_server()
+    _time_imports(imports)
     with contextlib.suppress(EOFError, OSError):
         while True:
             function, arguments = pipe.recv()

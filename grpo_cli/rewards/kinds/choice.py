@@ -133,20 +133,24 @@ def compile_phrasings(choices: str) -> Phrasings:
     """Return the phrasings for a set of letters, such as `ABCD`."""
     upper, lower = f"[{choices}]", f"[{choices.lower()}]"
     either = f"[{choices}{choices.lower()}]"
-    # Lower-case letters count in brackets or last: `the answer is a cat` chooses nothing.
+    # Lower-case letters count before a bracket or last: `the answer is a cat` chooses nothing.
     named = (
         rf"(?:[(\[]({either})[)\]]|({upper})(?![\w'’+-])"
-        rf"|({lower})(?=[.*_\"']{{0,3}}\s{{0,3}}$))"
+        rf"|({lower})(?=\)|[.*_\"']{{0,3}}\s{{0,3}}$))"
     )
     wrapping = r"[\s\"'“*_$:={]{0,8}"
     subject = r"\b(?:answer|(?:correct|right|best)\s(?:option|choice|letter))"
     about = r"(?:\s(?:to|for)\s[^.\n]{1,80}?(?=\sis\b))?"
-    verb = r"(?:\s(?:is|was|would\sbe|should\sbe|must\sbe))?"
+    adverb = r"(?:(?:\smost)?\s(?!unlike|hard)[a-z]{2,12}ly)?"
+    verb = rf"(?:\s(?:is|was|would\sbe|should\sbe|must\sbe){adverb})?"
     option = r"(?:\s?(?:option|choice|letter)\b)?"
     picked = r"\b(?:choose|chose|pick|picked|select|selected|go\swith|going\swith)"
     right = r"\sis\s(?:the\s)?(?:correct|right|best|answer)\b"
     closing = r"[\s)\].*_\"'}$]"
-    several = rf"(?:[,/&]|(?i:or|and)\b)[\s(\[*\"']{{0,4}}(?:(?i:option)\s)?({upper})(?![\w'’])"
+    several = (
+        r"(?:[,/&]|(?i:or|and)\b)[\s(\[*\"']{0,4}(?:(?i:option)\s)?"
+        rf"(?:({upper})(?![\w'’])|({lower})(?=\)))"
+    )
     return Phrasings(
         alone=re.compile(
             rf"[\s*_$\"'>#-]{{0,8}}(?:[(\[]({either})[)\]]|({either})(?=[\s*_$\"'.]{{0,8}}$|[.):]))",

@@ -20,11 +20,13 @@ from grpo_cli.rewards.answers import (
 )
 from grpo_cli.rewards.contract import Batch, RewardParams, Score
 
-_PUNCTUATION = re.compile(r"[;!?\"()\[\]{}…«»“”‘’¿¡。、，！？；：「」*_`]|[.,:'](?![0-9])")
+_PUNCTUATION = re.compile(
+    r"[;!?\"()\[\]{}…«»“”‘’¿¡。、，！？；：「」`]|[.,:'_*](?![0-9])|(?<![0-9])[_*]"
+)
 """Signs that are ignored; not `-` and `#` (-5, C#), nor those that may stand inside a number."""
 _MARKUP = re.compile(r"</?(?:think|answer)>|\\(?:boxed|fbox)\b", re.IGNORECASE)
 """What frames an answer; a gold such as `answer` does not occur in it."""
-_WORD = re.compile(r"[^\W\d_]{2,}")
+_WORD = re.compile(r"(?<![0-9])[^\W\d_]+")
 
 
 class ExactParams(RewardParams):

@@ -22,7 +22,7 @@ from grpo_cli.rewards.answers import (
     unwrap,
 )
 from grpo_cli.rewards.contract import Batch, RewardParams, Score, TimeLimit, suggest_extraction
-from grpo_cli.rewards.expressions import parse_expression, same_expression
+from grpo_cli.rewards.expressions import parse_expression, same_expression, spell
 
 _WORDS = re.compile(r"[A-Za-z][A-Za-z' ,.-]*")
 _WORD = re.compile(r"(?<![\\A-Za-z])(?<!\\begin\{)(?<!\\end\{)[A-Za-z]{3,}")
@@ -35,6 +35,9 @@ _SPACE = re.compile(r"(?<![0-9])\s+|\s+(?![0-9])")
 """White space without meaning; between two digits it has one: `2 3` is not `23`."""
 _DECIMAL_COMMA = re.compile(r"[-+]?(?:[0-9]{1,3}(?:\.[0-9]{3})+,[0-9]+|[0-9]+,[0-9]{1,2}\s?€)")
 """Without points or a currency, `1,25` may be a list of answers."""
+_ASSIGNED = re.compile(r"([A-Za-z])\s*=")
+_GLUED = re.compile(r"(?<=[0-9])(?=[kcdm]?m\s*\^)")
+"""Between a number and a unit that math-verify would read as a variable: `72m^2`."""
 _LETTERED = re.compile(r"\(([A-Za-z])\)\.?")
 
 
@@ -145,7 +148,7 @@ def _read_text(written: str) -> Gold | None:
     found = find_answer(written, ("boxed", "hashes", "answer_tag", "text"))
     if found is None:
         return None
-    text = unwrap(found.text)
+    text = spell(unwrap(found.text))
     quantity = parse_number(text)
     plain = quantity is not None or is_words(text) or _LITERAL.fullmatch(text) is not None
     return None if not plain and (_is_prose(text) or is_explosive(text)) else Gold(text, quantity)
@@ -162,7 +165,7 @@ def compare(
     if same is None:
         if not evaluate:
             return None
-        same = same_expression(gold.text, unwrap(answer.text))
+        same = same_expression(gold.text, spell(unwrap(answer.text)))
     shown = f"{answer.text[:60]!r} from {answer.place}"
     return Score(1.0, shown) if same else Score(0.0, f"{shown}, not {gold.text[:60]!r}")
 
@@ -181,10 +184,12 @@ def _is_prose(text: str) -> bool:
 
 def _is_plainly_same(gold: Gold, text: str) -> bool | None:
     """Return whether two answers are equal; None if only evaluating them can tell."""
-    text = unwrap(text)
-    quantity = parse_number(text)
+    text = spell(unwrap(text))
+    quantity = gold.quantity and parse_number(_GLUED.sub(" ", text))
     if gold.quantity is not None and quantity is not None:
-        return same_quantity(gold.quantity, quantity)
+        names = (_ASSIGNED.match(tidy(each)) for each in (gold.text, text))
+        same_name = len({name[1].lower() for name in names if name}) < 2
+        return same_quantity(gold.quantity, quantity) and same_name
     if _folded(gold.text) == _folded(text):
         return True
     if is_words(gold.text) or is_words(text) or is_explosive(gold.text) or is_explosive(text):

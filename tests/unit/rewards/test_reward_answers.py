@@ -38,6 +38,15 @@ def score(params, gold, completion, prompt=""):
         ("C#", "C", 0),
         ("?", "!", 0),
         ("ﬁne", "fine", 1),
+        ("Paris", "Paris\u200b", 1),
+        ("\ufeffParis", "Paris", 1),
+        ("1000", "１０００", 1),
+        ("1000", "1_000", 0),
+        ("1000", "1*000", 0),
+        ("1000", "_1000_", 1),
+        ("1000", "**1,000**", 1),
+        ("5 m", "5 s", 0),
+        ("½", "1/2", 1),
         (["UK", "Britain"], "britain", 1),
         (["UK", None, ""], "us", 0),
         (72, "#### 72", 1),
@@ -126,6 +135,10 @@ CHOSEN = [
     "Let me think.\n\nB",
     "The answer is B. (A) is wrong.",
     "The answer is B, A is wrong",
+    "The answer is definitely B",
+    "The correct option is most likely (B).",
+    "the answer: b)",
+    "the answer is b) Paris",
 ]
 NOT_CHOSEN = [
     "A",
@@ -145,6 +158,10 @@ NOT_CHOSEN = [
     "<think>B</think>",
     "<think>B</think>A",
     "The answer is not B",
+    "The answer is definitely not B",
+    "The answer is unlikely B",
+    "The answer is probably A or B",
+    "the answer is b) or a)",
     "B is not correct",
     "B is incorrect",
     "Both are nice",
@@ -247,6 +264,7 @@ def test_hostile_completions_are_fast():
         " " * 50000,
         "A, " * 20000,
         "answer is " * 9000,
+        r"\boxed{" * 100_000,
     ]
     started = time.process_time()
     for text in hostile:

@@ -41,12 +41,6 @@ def build(*configs):
     return build_rewards([RewardConfig(**config) for config in configs], CONTEXT)
 
 
-@pytest.fixture(autouse=True)
-def brief_loading(monkeypatch):
-    """What never ends is given up soon; what these tests load takes less."""
-    monkeypatch.setattr("grpo_cli.rewards.pool.LOADING_S", 3.0)
-
-
 @pytest.fixture
 def own(tmp_path):
     path = tmp_path / "own.py"
@@ -99,7 +93,7 @@ def loads_first(completions, **kwargs):
     return [model()(text) if text != "hang" else time.sleep(600) for text in completions]
 
 def loads_late(completions, **kwargs):
-    # The first rows show nothing of what the others need.
+    # An empty completion, and the first rows, show nothing of what the others need.
     found = []
     for text in completions:
         if text.startswith("import"):
@@ -134,10 +128,16 @@ def test_what_a_reward_loads_does_not_count_against_its_limit(
         ]
 
 
-def test_a_call_that_is_slow_by_itself_is_late_after_it_was_made_again(monkeypatch):
-    monkeypatch.setattr("grpo_cli.rewards.pool.count_workers", lambda: 1)
-    [late] = WorkerPool().run(pause, [(1.5,)], 0.5)
+def test_a_call_that_is_slow_by_itself_is_ended_at_its_limit_though_none_has_completed(tmp_path):
+    [late] = WorkerPool().run(note, [(tmp_path / "notes", 3.0)], 0.5)
     assert isinstance(late, TimeoutError)
+    assert (tmp_path / "notes").read_text() == "begun\n"
+
+
+def note(path, seconds):
+    path.write_text("begun\n")
+    time.sleep(seconds)
+    path.write_text("begun\nended\n")
 
 
 def test_the_trainers_state_comes_along(own):

@@ -77,6 +77,26 @@ RIGHT = [
     ("12 apples", r"\boxed{12}"),
     ("12", r"\boxed{12\text{ cm}^2}"),
     ("12", r"\boxed{12 m}"),
+    ("12", r"\boxed{12 m^2}"),
+    ("12", r"\boxed{12m^2}"),
+    ("12", r"\boxed{12~\mathrm{m}^2}"),
+    ("12", r"\boxed{12 cm²}"),
+    ("12", r"\boxed{12 sq. ft.}"),
+    ("12", r"\boxed{12 N\cdot m}"),
+    ("12", r"\boxed{12 m/s^2}"),
+    ("12 m^2", r"\boxed{12}"),
+    ("12", r"\boxed{\approx 12}"),
+    ("12", "\\boxed{12\u200b}"),
+    ("1/3", r"\boxed{0.\overline{3}}"),
+    ("-7/6", r"\boxed{-1.1\overline{6}}"),
+    (r"0.\overline{142857}", "1/7"),
+    ("1/2", "#### ½"),
+    ("5/2", r"\boxed{2½}"),
+    (r"\emptyset", r"\boxed{\varnothing}"),
+    ("x^2+1", r"\boxed{x² + 1}"),
+    ("10^{-3}", r"\boxed{10⁻³}"),
+    (r"2\sqrt{3}", r"\boxed{2√3}"),
+    (r"(0,\infty)", r"\boxed{(0, ∞)}"),
     ("3 million", "3,000,000"),
     ("1500", r"\boxed{1.5 \times 10^{3}}"),
     ("90", r"\boxed{90^\circ}"),
@@ -106,6 +126,12 @@ WRONG = [
     ("72", "<think>72</think>73"),
     ("72", r"\boxed{72 or 73}"),
     ("72", r"\boxed{72x}"),
+    ("72", r"\boxed{72x^2}"),
+    ("72", r"\boxed{72 x}"),
+    ("3m^2", r"\boxed{3}"),
+    ("y=5", r"\boxed{x=5}"),
+    ("0.3", r"\boxed{0.\overline{3}}"),
+    ("72", r"\boxed{9⁹⁹⁹⁹⁹⁹}"),
     ("72", r"\boxed{9^{9^{9^9}}}"),
     ("72", "#### 9**9**9**9"),
     ("72", r"\boxed{99999999!}"),
@@ -205,7 +231,7 @@ def test_other_threads_work_without_warnings(caplog):
 
 
 def test_hostile_completions_are_fast():
-    hostile = [r"\boxed{" * 3000, "1," * 10_000, "<answer>" * 3000, "9" * 30_000, "-" * 30_000]
+    hostile = [r"\boxed{" * 100_000, "1," * 10_000, "<answer>" * 3000, "9" * 30_000, "-" * 30_000]
     started = time.process_time()
     assert [score("72", text) for text in hostile] == [0.0] * len(hostile)
     assert time.process_time() - started < 5
