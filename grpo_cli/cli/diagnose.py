@@ -37,15 +37,17 @@ def diagnose(
         return
     from grpo_cli.analysis.diagnosis.diagnosis import examine
     from grpo_cli.analysis.diagnosis.history import read_history
-    from grpo_cli.runs.run import Run
+    from grpo_cli.report.summary import RunReport
     from grpo_cli.runs.selection import find_run
 
-    read = Run(find_run(runs, run))
+    read = RunReport(find_run(runs, run))
     found, failure = examine(read_history(read)), read.failure
     if json:
         output.print_json({"run": str(read.folder.path), "failure": failure, **found.as_json()})
     else:
         _print_diagnosis(found, failure)
+        for where, failures in read.scoring_failures().items():
+            output.print_words(output.stdout(), f"! {where}: {failures}", "yellow")
     raise typer.Exit(ExitCode.FAILED if found.errors or failure else ExitCode.OK)
 
 

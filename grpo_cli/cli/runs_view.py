@@ -130,6 +130,8 @@ def print_overview(run: "RunReport") -> None:
     for name, fact in _list_facts(run):
         table.add_row(f"  {name}", clean_text(fact))
     console.print(table)
+    # Outside the table, which would break the path.
+    console.print(Text.assemble(("  log", "dim"), f"  {run.folder.log}"), soft_wrap=True)
     console.print()
     for command, does in _list_next(run):
         # A command is whole, to be copied, and its purpose does not run into it.
@@ -168,7 +170,6 @@ def _list_facts(run: "RunReport") -> list[tuple[str, str]]:
         ("machine", ", ".join(filter(None, (host, describe_hardware(run))))),
         ("checkpoints", ", ".join(steps) or "none"),
         ("on disk", f"{format_bytes(sum(sizes.values()))}: {parts}"),
-        ("log", str(run.folder.log)),
     ]
     return [(name, fact) for name, fact in facts if fact]
 

@@ -109,7 +109,10 @@ def _walk(section: BaseModel, plain: dict[str, Any], path: str) -> Iterator[Choi
         value, has_default = getattr(section, name), not field.is_required()
         default = field.get_default(call_default_factory=True) if has_default else None
         if isinstance(value, BaseModel) and isinstance(shown, dict):
-            yield from _walk(value, shown, f"{at}.")
+            inner = list(_walk(value, shown, f"{at}."))
+            # An optional section that is there is a choice, although all in it is as by default.
+            is_optional = not inner and has_default and default is None
+            yield from [Choice(at, shown, None, has_default)] if is_optional else inner
         elif isinstance(value, tuple) and value and isinstance(value[0], BaseModel):
             for index, part in enumerate(value):
                 yield from _walk(part, (shown or [])[index], f"{at}[{index}].")

@@ -18,7 +18,7 @@ from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.report.wording import say_sampling
 from grpo_cli.runs.completions import show_content
 from grpo_cli.runs.files import measure_bytes
-from grpo_cli.runs.metrics import LOWER, STAGES, count_averaged
+from grpo_cli.runs.metrics import ERROR_SHARE, LOWER, STAGES, count_averaged, read_error_shares
 from grpo_cli.runs.run import Run
 from grpo_cli.runs.trackers import read_trackers
 from grpo_cli.units import format_duration
@@ -282,11 +282,20 @@ class RunReport(Run):
         ]
 
     def scoring_failures(self) -> dict[str, str]:
-        """Return, for each measurement in which answers timed out or failed in scoring, how many."""
+        """Return how many answers timed out or failed in scoring, in training and in each measurement."""
+        names = (name for name in self.series if name.endswith(ERROR_SHARE))
+        means = {name: fmean(self.values(name) or [0.0]) for name in names}
+        training = [
+            f"{share:.1%} of answers failed in scoring ({name})"
+            for name, share in read_error_shares(means).items()
+        ]
         measured = {f"held out {STAGES[stage]}": self.measured(stage) for stage in STAGES}
         for name, steps in self.during.items():
             measured |= {f"{name} at step {step}": each for step, each in steps.items()}
-        return {name: said for name, each in measured.items() if (said := say_failures(each))}
+        failures = {"in training": ", ".join(training)} if training else {}
+        return failures | {
+            name: said for name, each in measured.items() if (said := say_failures(each))
+        }
 
     def problems(self) -> list[Symptom]:
         """Return the symptoms that are more than notes, but for the one that is the reason of the end."""

@@ -170,6 +170,8 @@ _SECRET = frozenset({"environment", "env"})
 
 def show(value: Any, longest: int = _LONGEST_VALUE) -> str:
     """Return a plain value as YAML would have it, on one line; of long ones the middle is left out."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)  # A number that may be a share, such as `save_steps: 4`.
     text = value if isinstance(value, str) and value else ""
     text = text or json.dumps(value, ensure_ascii=False, default=str)
     half = longest // 2

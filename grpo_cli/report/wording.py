@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rich.text import Text
 
 from grpo_cli.analysis.metrics import say_failures
-from grpo_cli.runs.metrics import PHASES, STAGES, STEP, Step, read_rewards
+from grpo_cli.runs.metrics import PHASES, STAGES, STEP, Step, read_error_shares, read_rewards
 from grpo_cli.units import count_noun, format_duration, format_value
 
 if TYPE_CHECKING:
@@ -74,6 +74,7 @@ def _list_facts(step: Step) -> Iterator[str]:
     yield from _format(step, _TOTALS)
     # Under TRL's names: a reward may be called `length` too.
     yield from (f"rewards/{name} {value:.3f}" for name, value in telling_rewards(step).items())
+    yield from (f"failed {name} {share:.0%}" for name, share in read_error_shares(step).items())
     yield from _format(step, _FACTS)
     seconds = seconds_of(step)
     if seconds is not None:

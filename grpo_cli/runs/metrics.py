@@ -49,6 +49,8 @@ _NOT_METRICS = frozenset({"schema_version", "event", "time", "step", "total_step
 _HUGE = 1e300
 _NUMBERS = frozenset({float, int, type(None)})
 _REWARD_PREFIX, _MEAN = "rewards/", "/mean"
+ERROR_SHARE = "/error_share"
+"""How the names of the shares of completions end that a reward failed on."""
 
 
 def append_record(path: Path, record: Mapping[str, Any]) -> None:
@@ -364,6 +366,15 @@ def read_rewards(record: Mapping[str, Any]) -> dict[str, float]:
         name[len(_REWARD_PREFIX) : -len(_MEAN)]: value
         for name, value in record.items()
         if name.startswith(_REWARD_PREFIX) and name.endswith(_MEAN) and _is_number(value)
+    }
+
+
+def read_error_shares(record: Mapping[str, Any]) -> dict[str, float]:
+    """Return the share of completions that each reward failed on in a record, if it failed on any."""
+    return {
+        name[len(_REWARD_PREFIX) : -len(ERROR_SHARE)]: value
+        for name, value in record.items()
+        if name.startswith(_REWARD_PREFIX) and name.endswith(ERROR_SHARE) and value
     }
 
 

@@ -5,9 +5,11 @@ import json
 import pytest
 
 from grpo_cli.analysis.metrics import Metric, say_metric
+from grpo_cli.cli.summary import print_summary
 from grpo_cli.report import tables
 from grpo_cli.report.comparison import show_apart, tell_settings
 from grpo_cli.report.summary import RunReport
+from grpo_cli.report.wording import format_step
 from grpo_cli.runs.files import write_json
 from grpo_cli.runs.metrics import append_record
 from grpo_cli.runs.status import StatusFile
@@ -96,6 +98,24 @@ def test_settings_stand_beside_their_defaults(tmp_path):
     found = {path: default for path, _, default in tables.list_settings(run)}
     assert (found["model.path"], found["training.max_steps"]) == ("–", "-1")
     assert found.keys().isdisjoint({"launch.num_processes", "name", "generation.num_generations"})
+
+
+def test_an_optional_section_of_defaults_is_a_setting(tmp_path):
+    run = RunReport(make_finished_run(tmp_path, model={"path": "tiny", "lora": {}}))
+    assert "model.lora" in {path for path, *_ in tables.list_settings(run)}
+    assert (tables.show(4.0), tables.show(0.5)) == ("4", "0.5")
+
+
+def test_failures_of_rewards_in_training_are_told(tmp_path, capsys):
+    run = make_finished_run(tmp_path)
+    for step, share in ((41, 0.5), (42, 0.0)):
+        logged = {"event": "train", "step": step, "rewards/f/error_share": share}
+        append_record(run.metrics, logged)
+        assert ("failed f 50%" in format_step(logged, None)) == bool(share)
+    told = "25.0% of answers failed in scoring (f)"
+    assert RunReport(run).scoring_failures() == {"in training": told}
+    print_summary(RunReport(run))
+    assert told in capsys.readouterr().out
 
 
 def test_the_manifest_tells_the_command_in_words(tmp_path):
