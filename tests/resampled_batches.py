@@ -15,16 +15,15 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig
 
-from grpo_cli.training.dynamic_sampling import DynamicSampling
-from grpo_cli.training.reward_functions import CompletionLog
 from grpo_cli.training.trainer import RunTrainer
+from tests.plain_rewards import scored_by
 
 ROWS = 24
 
 
 def by_tokens(completions, completion_ids, teaches, log_metric, **_):
-    """Tells completions apart on rows that teach, and on no others; says that it took a second."""
-    log_metric("rewards/by_tokens/seconds", 1.0)
+    """Tells completions apart on rows that teach, and on no others; logs how often it is called."""
+    log_metric("calls", 1.0)
     pairs = zip(completion_ids, teaches, strict=True)
     return [(sum(ids) % 97) / 97 if useful else 0.3 for ids, useful in pairs]
 
@@ -47,7 +46,9 @@ def make_rows(share: int) -> list[dict[str, Any]]:
     ]
 
 
-def make_trainer(model: Path, folder: Path, *, share: int = 2, **settings: Any) -> RunTrainer:
+def make_trainer(
+    model: Path, folder: Path, *, share: int = 2, max_resample: int | None = 3, **settings: Any
+) -> RunTrainer:
     """A trainer on the tiny model that replaces groups, up to three times."""
     tokenizer = AutoTokenizer.from_pretrained(model)
     args = GRPOConfig(
@@ -64,13 +65,11 @@ def make_trainer(model: Path, folder: Path, *, share: int = 2, **settings: Any) 
     )
     trainer = RunTrainer(
         model=AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32),
-        reward_funcs=[by_tokens, sometimes],
+        **scored_by(RunTrainer, by_tokens, sometimes, max_resample=max_resample),
         args=args,
         train_dataset=Dataset.from_list(make_rows(share)),
         processing_class=tokenizer,
     )
-    log = CompletionLog(None, ["by_tokens"], bool, lambda: True)
-    trainer.dynamic_sampling = DynamicSampling(trainer, 3, log)
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = 1
     return trainer
@@ -96,11 +95,11 @@ def sample_at_once(trainer: RunTrainer, batch: dict[str, Any]) -> dict[str, Any]
         shown = mask | (ids != trainer.processing_class.pad_token_id)
         said.append(ids[shown].tolist())
     trainer._generate_single_turn = lambda *_, **__: (said, None)
-    dynamic, trainer.dynamic_sampling = trainer.dynamic_sampling, None
+    stages, trainer.rollouts.stages = trainer.rollouts.stages, []
     try:
         return trainer._generate_and_score_completions(asked)
     finally:
-        trainer.dynamic_sampling = dynamic
+        trainer.rollouts.stages = stages
         del trainer._generate_single_turn
 
 

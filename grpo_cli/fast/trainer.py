@@ -5,7 +5,6 @@ The names of TRL, transformers and accelerate that it builds on are listed in `u
 """
 
 import contextlib
-import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -17,7 +16,6 @@ from accelerate import DistributedType
 from accelerate.utils import gather_object
 from transformers import ProcessorMixin, Trainer
 from trl import GRPOTrainer
-from trl.models import unwrap_model_for_generation
 
 from grpo_cli.fast import decoding
 from grpo_cli.fast.batches import (
@@ -29,9 +27,7 @@ from grpo_cli.fast.batches import (
     make_micro_batches,
     read_window,
 )
-from grpo_cli.fast.completion_reader import CompletionReader, StopStrings
-from grpo_cli.fast.completions import stopping_criteria
-from grpo_cli.fast.graph_decoding import decode_with_graphs, graph_unsupported_reason
+from grpo_cli.fast.graph_decoding import graph_unsupported_reason
 from grpo_cli.fast.layout import Padded
 from grpo_cli.fast.log_probs import PackedModel, chunk_rows, read_plainly
 from grpo_cli.fast.metrics import Counts, Logged, count_batch, count_window, merge_step
@@ -46,9 +42,7 @@ from grpo_cli.recipe.training import (
     find_left_off,
     leave_off,
 )
-from grpo_cli.upstream import replaced
 from grpo_cli.upstream.accelerate import set_gradient_sync
-from grpo_cli.upstream.transformers import requests_ending
 
 _OFF = FastConfig(no_signal=False, shared_prompts=False, sampling=False)
 
@@ -60,7 +54,7 @@ class FastTrainer(GRPOTrainer):
     _merges_evaluation = False
     """Whether what TRL logs of the batches of an evaluation is kept for `log`, which merges it."""
 
-    def __init__(self, *args: Any, reader: CompletionReader | None = None, **options: Any) -> None:
+    def __init__(self, *args: Any, **options: Any) -> None:
         self._fast = _OFF
         self._requested = _OFF
         self._on_settled: Callable[[dict[str, str]], None] | None = None
@@ -72,10 +66,7 @@ class FastTrainer(GRPOTrainer):
         self._trims = False
         self._read_entropies: torch.Tensor | None = None
         self._padded: Padded | None = None
-        self._sampled_entropies: list[list[float]] = []
         super().__init__(*args, **options)
-        self.reader = reader or CompletionReader(self._tokenizer, frozenset(self.eos_token_ids))
-        """Where completions end, and their texts."""
 
     def speed_up(self, fast: FastConfig, on_settled: Callable[[dict[str, str]], None]) -> None:
         """Switch parts on, from the first training step: only then are they verified on the loaded model.
@@ -92,9 +83,20 @@ class FastTrainer(GRPOTrainer):
         return fast.no_signal or fast.shared_prompts or fast.max_tokens_per_micro_batch is not None
 
     @property
-    def _notes_entropies(self) -> bool:
+    def fast(self) -> FastConfig:
+        """The parts that are on."""
+        return self._fast
+
+    @property
+    def notes_entropies(self) -> bool:
         """Whether rows that may not be read again are sampled for learning."""
         return self._fast.no_signal and bool(self.model.training)
+
+    def check_loss(self, loss: torch.Tensor, inputs: Any = None) -> None:
+        """Raise an error if a loss, of these inputs, is not to be learned from: a subclass may."""
+
+    def add_fields(self, fields: dict[str, Any], input_ids: torch.Tensor) -> None:
+        """Add what the model reads beside tokens and TRL has not got; nothing, unless a subclass does."""
 
     def _settle(self, model: Any) -> None:
         """Leave off what the loaded model does not allow; the same on all processes."""
@@ -203,6 +205,8 @@ class FastTrainer(GRPOTrainer):
         self._current_train_step_time += time.perf_counter() - started
         if self.accelerator.sync_gradients:
             self._log_step(window)
+        # The whole step: it may be learned from in other micro-batches than TRL's.
+        self.check_loss(loss, self._learned_from or self._buffered_inputs)
         return loss
 
     def _log_step(self, window: Counts | None) -> None:
@@ -275,74 +279,21 @@ class FastTrainer(GRPOTrainer):
         finally:
             self._metrics[mode] = of_all
 
-    def _generate_single_turn(
-        self, prompt_ids: Any, images: Any, multimodal_fields: Any, *rest: Any, **options: Any
-    ) -> Any:
-        text_alone = not (images or multimodal_fields) and all(prompt_ids)
-        if not (self._fast.sampling and text_alone):
-            arguments = (prompt_ids, images, multimodal_fields, *rest)
-            stops = self.reader.stop_strings
-            if stops is None or self.use_vllm:
-                return super()._generate_single_turn(*arguments, **options)
-            with self._stopping_at(stops):
-                sampled_ids, _ = super()._generate_single_turn(*arguments, **options)
-            pairs = zip(sampled_ids, prompt_ids, strict=True)
-            return [self.reader.cut(*pair) for pair in pairs], None
-        sampled = self._decode(prompt_ids)
-        if self._notes_entropies:
-            self._sampled_entropies += sampled.entropies
-        return sampled.completion_ids, None
-
-    @contextlib.contextmanager
-    def _stopping_at(self, stops: StopStrings) -> Iterator[None]:
-        """End what transformers samples inside at stop strings."""
-        model = without_wrapper(self.accelerator.unwrap_model(self.model_wrapped))
-        generate = partial(model.generate, stopping_criteria=stopping_criteria(stops))
-        batched = self.use_transformers_continuous_batching
-        requests = requests_ending(stops.is_reached) if batched else contextlib.nullcontext()
-        with replaced(model, generate=generate), requests:
-            yield
-
-    def _decode(self, prompt_ids: list[list[int]]) -> decoding.Sampled:
-        """Completions of this process's prompts.
-
-        Source: trl 1.16, the last branch of `GRPOTrainer._generate_single_turn`.
-        """
-        with unwrap_model_for_generation(
-            self.model_wrapped,
-            self.accelerator,
-            generation_kwargs=self.generation_kwargs,
-            gradient_checkpointing_kwargs=self.args.gradient_checkpointing_kwargs,
-        ) as unwrapped:
-            model = without_wrapper(unwrapped)
-            configs = self.generation_config, model.generation_config
-            settings = decoding.read_decoding(*configs, self.reader.stop_strings)
-            decode = decode_with_graphs if self._fast.cuda_graphs else decoding.decode
-            return decode(
-                model,
-                prompt_ids,
-                settings,
-                width=self.pad_to_multiple_of or 1,
-                entropies=self._notes_entropies,
-            )
-
     def _generate_and_score_completions(self, inputs: Any) -> Any:
-        """Add the entropy of each row to TRL's batch, since rows that are left out are not read again."""
-        self._read_entropies, self._sampled_entropies = None, []
-        batch = super()._generate_and_score_completions(inputs)
-        if self._notes_entropies:
-            batch[ENTROPY] = self._row_entropies(batch)
+        """Add the entropy of each row to the batch, since rows that are left out are not read again."""
+        self._read_entropies = None
+        batch = self.make_batch(inputs)
+        if self.notes_entropies and (read := self._read_entropies) is not None:
+            batch[ENTROPY] = (read * loss_mask(batch)).sum(1)
         return batch
 
-    def _row_entropies(self, batch: dict[str, Any]) -> torch.Tensor:
-        """`[rows] float32`: sums over tokens; NaN if nothing has computed them."""
-        lengths = loss_mask(batch).sum(1)
-        if self._read_entropies is not None:
-            return (self._read_entropies * loss_mask(batch)).sum(1)
-        if len(self._sampled_entropies) == len(lengths):
-            sums = [math.fsum(entropies) for entropies in self._sampled_entropies]
-            return torch.tensor(sums, device=lengths.device) * (lengths > 0)
-        return torch.full_like(lengths, math.nan, dtype=torch.float32)
+    def make_batch(self, rows: list[Any]) -> dict[str, Any]:
+        """Return TRL's batch of a process's rows: completions, advantages and log-probabilities.
+
+        It may hold the entropies of rows, `[rows] float32` under `ENTROPY`: sums over the tokens that are learned
+        from, NaN if unknown.
+        """
+        return dict(super()._generate_and_score_completions(rows))
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
         if isinstance(generation_batch, MicroBatch):
@@ -386,6 +337,10 @@ class FastTrainer(GRPOTrainer):
         compute_aux_loss: bool = False,
         **named: Any,
     ) -> Any:
+        if not isinstance(model, torch.nn.Module):
+            # A teacher on a server.
+            return model.read(input_ids, attention_mask, logits_to_keep), None, None
+        self.add_fields(named, input_ids)
         # The pass over a whole generation batch, before anything is learned from it.
         whole = model is self.model and batch_size is not None
         plain = partial(

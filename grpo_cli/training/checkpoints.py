@@ -262,8 +262,8 @@ class AtomicCheckpoints(_Mixin):
 class ExactResume(AtomicCheckpoints):
     """Mixin before `GRPOTrainer`: saves and restores what TRL leaves out of a checkpoint."""
 
-    rewards: Sequence[Reward] = ()
-    difficulty: DifficultySampler | None = None
+    rewards: Sequence[Reward]
+    difficulty: DifficultySampler | None
     """Draws the prompts; None if TRL does."""
     synced_adapter: torch.nn.Module | None = None
     """The reference, if that is an adapter that `sync_ref_model` changes."""
@@ -287,10 +287,11 @@ class ExactResume(AtomicCheckpoints):
         self._load_more(checkpoint)
         # That was before the first step.
         self.args.eval_on_start = False
+        self.add_callback(_SumsCallback(self))
         self.train(resume_from_checkpoint=str(checkpoint))
 
     def restore_sums(self) -> None:
-        """Restore the sums of the record in progress; the trainer has reset them by the first step."""
+        """Restore the sums of the record in progress, once."""
         sums, self._sums = self._sums, None
         if sums is None:
             return
@@ -358,6 +359,17 @@ def loading_weights_only(trainer: Any, checkpoint: Path, *, trusted: bool) -> It
         except UnpicklingError as error:
             # The random states are loaded later, and never with anything else.
             raise unpickling_error(checkpoint, error) from error
+
+
+class _SumsCallback(TrainerCallback):
+    """Restores sums of a checkpoint before the first step, by which the trainer has reset its own."""
+
+    def __init__(self, trainer: ExactResume) -> None:
+        self._trainer = trainer
+
+    def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+        """Restore them."""
+        self._trainer.restore_sums()
 
 
 class _LoadingEnds(TrainerCallback):

@@ -21,7 +21,8 @@ from grpo_cli.recipe.dataset import IMAGES
 from grpo_cli.rewards.contract import EPISODE, Batch
 from grpo_cli.rewards.scoring import Reward, weighted_sum
 from grpo_cli.training.checkpoints import states_kept
-from grpo_cli.training.reward_functions import NO_REWARD, make_batch
+from grpo_cli.training.rollout.rollout import Rollout
+from grpo_cli.training.rollout.scoring import NO_REWARD
 from grpo_cli.upstream.trl import (
     CLIPPED_RATIO,
     FRAC_ZERO_STD,
@@ -52,31 +53,29 @@ class Evaluation:
         self._tools: set[str] = set()
         """Names of the tools of all episodes so far."""
 
-    def add(self, batch: dict[str, Any], scored: tuple[Any, ...], rewards: torch.Tensor) -> None:
-        """Take a batch, and what TRL logged of it; leave completions that came before out of it.
+    def add(self, batch: dict[str, Any], rollout: Rollout, metrics: Mapping[str, float]) -> None:
+        """Take a batch, and what was logged of it; leave completions that came before out of it.
 
         Args:
             batch: As TRL's loss takes it.
-            scored: Rows, prompts, completions and token ids of this process, as they were scored.
-            rewards: `[completions, rewards] float32`, of all processes; NaN if a reward gave none.
+            rollout: Its completions of this process.
+            metrics: Of the batch, over all processes.
         """
-        rows = scored[0]
+        rows = rollout.rows
         first, is_new = self._trainer.accelerator.process_index * len(rows), list[bool]()
         for row in gather_object([row["row_id"] for row in rows]):
             is_new.append(self._seen[row] < self._size)
             self._seen[row] += 1
-        metrics = self._trainer._metrics["eval"]
-        self._logged.append(Logged(dict(metrics), sum(is_new)))
-        metrics.clear()
+        logged = {name: [value] for name, value in metrics.items()}
+        self._logged.append(Logged(logged, sum(is_new)))
         if not all(is_new):
             self._leave_out(batch, [not new for new in is_new[first : first + len(rows)]])
-        here = [place for place in range(len(rows)) if is_new[first + place]]
-        own = rewards[first : first + len(rows)].tolist()
-        self._completions += [self._describe(rows[at], scored[3][at], own[at]) for at in here]
-        if self._trainer._episodes is not None:
-            self._tools |= self._trainer._episodes.tool_names
+        here = [index for index in range(len(rows)) if is_new[first + index]]
+        own = rollout.own_scores()
+        self._completions += [self._describe(rollout, index, own[index]) for index in here]
+        self._tools |= rollout.tools
         if here:
-            self._batches.append(self._keep(scored).take(here))
+            self._batches.append(self._keep(rollout).take(here))
 
     def _leave_out(self, batch: dict[str, Any], repeated: Sequence[bool]) -> None:
         places = torch.tensor(repeated, device=batch["completion_mask"].device)
@@ -86,12 +85,10 @@ class Evaluation:
         counted = loss_mask(batch).sum()
         batch["num_items_in_batch"] = self._trainer.accelerator.gather(counted).sum()
 
-    def _describe(
-        self, row: Mapping[str, Any], ids: Sequence[int], scores: Sequence[float]
-    ) -> ScoredCompletion:
+    def _describe(self, rollout: Rollout, index: int, scores: Sequence[float]) -> ScoredCompletion:
         """Return what metrics read of a completion."""
-        trainer, episode = self._trainer, row.get(EPISODE)
-        ends = (*trainer.eos_token_ids, trainer.tokenizer.pad_token_id)
+        trainer, row, ids = self._trainer, rollout.rows[index], rollout.own_ids[index]
+        ends, episode = (*trainer.eos_token_ids, trainer.tokenizer.pad_token_id), row.get(EPISODE)
         known = [None if math.isnan(score) else score for score in scores]
         return ScoredCompletion(
             group=0,
@@ -109,12 +106,13 @@ class Evaluation:
             source=row.get(SOURCE),
         )
 
-    def _keep(self, scored: tuple[Any, ...]) -> Batch:
+    def _keep(self, rollout: Rollout) -> Batch:
         """Return completions as rewards get them; images only if one looks at them."""
-        rows, *texts = scored
-        if not any(reward.params.reads_images() for reward in self._trainer.rewards):
-            rows = [{name: row[name] for name in row if name != IMAGES} for row in rows]
-        return make_batch(rows, *texts)
+        batch = rollout.as_batch()
+        if any(reward.params.reads_images() for reward in self._trainer.rewards):
+            return batch
+        columns = {name: values for name, values in batch.columns.items() if name != IMAGES}
+        return replace(batch, columns=columns)
 
     def metrics(self, losses: Sequence[Logged]) -> Metrics:
         """Return the metrics of the whole evaluation; all processes take part.
@@ -137,7 +135,7 @@ class Evaluation:
             ),
             **_measure_lengths([each for group in groups for each in group]),
         }
-        if trainer._episodes is not None:
+        if trainer.parts.player is not None:
             records = [each.episode for group in groups for each in group if each.episode]
             merged |= episode_metrics(records, sorted(set().union(*gather_object([self._tools]))))
         merged = {name: value for name, value in merged.items() if name != FRAC_ZERO_STD}
@@ -151,14 +149,13 @@ class Evaluation:
     def _log_over_all(self) -> dict[str, float]:
         """Return what rewards log of all completions in one call, which the main process makes."""
         trainer = self._trainer
-        own = [each for each in trainer.reward_funcs if getattr(each, "logs_in_evaluation", False)]
-        names = {*gather_object([each.reward.name for each in own])}
+        names = {*gather_object([*trainer.scoring.logging])}
         return log_in_main_process(
             trainer.rewards, names, self._batches, trainer.args.seed, trainer.state
         )
 
     def _measure_rewards(self, groups: Sequence[Sequence[ScoredCompletion]]) -> Metrics:
-        trainer, sources = self._trainer, self._trainer.sources
+        trainer, sources = self._trainer, self._trainer.parts.sources
         names = trainer.reward_func_names
         values = per_prompt(groups, {}, sources)
         everyone = [each for group in groups for each in group]
@@ -173,7 +170,7 @@ class Evaluation:
         table = torch.tensor(
             [[math.nan if score is None else score for score in row] for row in scores]
         )
-        silent = {*trainer.find_silent(table, self._size)} if self._size > 1 else None
+        silent = {*trainer.aggregation.find_silent(table, self._size)} if self._size > 1 else None
         if silent is not None:
             merged[FRAC_ZERO_STD] = len(silent) / len(groups)
         for source in sources:

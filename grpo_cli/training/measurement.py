@@ -40,8 +40,8 @@ from grpo_cli.runs.files import SCHEMA_VERSION, write_json
 from grpo_cli.runs.metrics import STAGES, When, append_record
 from grpo_cli.training.callbacks import is_stop_requested
 from grpo_cli.training.checkpoints import states_kept
-from grpo_cli.training.episodes import agree_over_processes
 from grpo_cli.training.evaluation import log_in_main_process
+from grpo_cli.training.rollout.samplers import agree_over_processes
 from grpo_cli.training.session import Session, Stopped
 from grpo_cli.training.vllm_generation import RunGeneration
 

@@ -1,28 +1,30 @@
 """Responses that are scored already: a group of TRL's is filled from the data instead of sampled."""
 
 import logging
-import os
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from accelerate.utils import gather_object
+import torch
+from accelerate import PartialState
+from accelerate.utils import gather, gather_object
 from datasets import Dataset
 
 from grpo_cli.analysis.metrics import GAP, RANKING, RankedGroup, rank_by_prompt, write_ranked
 from grpo_cli.analysis.samples import score_samples
 from grpo_cli.data.build import BuiltData
 from grpo_cli.data.prompts import Prompt
-from grpo_cli.data.rows import canonical_json
 from grpo_cli.errors import RunError
 from grpo_cli.fast.completions import check_context, sample_completions
 from grpo_cli.fast.log_probs import mean_log_probabilities
 from grpo_cli.fast.prompts import encode_answer, encode_prompt
 from grpo_cli.training.measurement import Measurer, select_rows
+from grpo_cli.training.rollout.rollout import Context, Rollout, Row
 from grpo_cli.training.session import Session
-from grpo_cli.training.trainer import RunTrainer
+from grpo_cli.training.trainer import Parts, RunTrainer
 
 _SCORE = "score"
 """The name of the data's rewards in TRL's metrics: `rewards/score/mean`."""
@@ -42,40 +44,50 @@ class TokenizedGroup(NamedTuple):
     rewards: list[float]
 
 
-class ScoredRollouts:
-    """What `GRPOTrainer` calls as `rollout_func` (trl 1.16)."""
+class ReplaySampler:
+    """Fills groups with responses of the data and their scores."""
+
+    in_parts = False
 
     def __init__(self, groups: Sequence[TokenizedGroup], *, eos_token_id: int, seed: int) -> None:
         self._seed = seed
-        self._empty = [eos_token_id], [0], None
-        self._groups = {canonical_json(group.prompt): group for group in groups}
-        # A place that is empty on purpose is no reason for a warning.
+        self._empty = [eos_token_id], [0], math.nan
+        self._groups = {group.row: group for group in groups}
+        # A slot that is empty on purpose is no reason for a warning.
         logging.getLogger("trl.trainer.grpo_trainer").addFilter(
             lambda record: "All reward functions returned None" not in record.getMessage()
         )
 
-    def __call__(self, prompts: Sequence[Prompt], trainer: Any) -> dict[str, Any]:
+    def waits(self) -> dict[str, float]:
+        """Return nothing: nothing is waited for."""
+        return {}
+
+    def sample(self, rows: list[Row], context: Context) -> Rollout:
         """Return responses for this process's share of a batch; a group may continue in the next process.
 
-        `env_mask` leaves empty places out of the loss, and a reward of None out of a group's baseline.
+        The mask leaves empty slots out of the loss, and a score of NaN out of a group's baseline.
         """
-        size, step = trainer.num_generations, trainer.state.global_step
-        groups = [self._groups[canonical_json(prompt)] for prompt in prompts]
-        first = trainer.accelerator.process_index * len(prompts)
+        size, step = context.group_size, context.state.global_step
+        groups = [self._groups[row["row_id"]] for row in rows]
+        first = PartialState().process_index * len(rows)
         filled = [
-            self._fill(group, place % size, size, step) for place, group in enumerate(groups, first)
+            self._fill(group, number % size, size, step)
+            for number, group in enumerate(groups, first)
         ]
-        responses, masks, rewards = map(list, zip(*filled, strict=True))
-        return {
-            "prompt_ids": [group.prompt_ids for group in groups],
-            "completion_ids": responses,
-            "env_mask": masks,
-            _SCORE: rewards,
-            "logprobs": None,
-        }
+        responses, masks, scores = map(list, zip(*filled, strict=True))
+        own = torch.tensor(scores, dtype=torch.float32, device=PartialState().device)
+        return Rollout(
+            context,
+            rows,
+            [group.prompt_ids for group in groups],
+            responses,
+            [""] * len(rows),
+            mask=masks,
+            scores=gather(own[:, None].contiguous()),
+        )
 
     def _fill(self, group: TokenizedGroup, slot: int, size: int, step: int) -> tuple[Any, Any, Any]:
-        """Response, mask and reward in a slot of a group; every process, and a resumed run, chooses the same."""
+        """Response, mask and score in a slot of a group; every process, and a resumed run, chooses the same."""
         chosen: Sequence[int] = range(len(group.responses))
         if len(chosen) > size:
             chooser = random.Random(f"{self._seed}:{group.row}:{step}")
@@ -84,11 +96,6 @@ class ScoredRollouts:
             return self._empty
         response = group.responses[chosen[slot]]
         return response, [1] * len(response), group.rewards[chosen[slot]]
-
-
-def score(completions: Sequence[Any], **columns: Any) -> list[float | None]:
-    """Return the rewards that `ScoredRollouts` passed along; a reward function of TRL's."""
-    return list(columns[_SCORE])
 
 
 def _summarize(groups: list[RankedGroup]) -> dict[str, float | None]:
@@ -123,12 +130,7 @@ class ScoredTrainer(RunTrainer):
         ]
         return sorted(gather_object(ranked), key=lambda group: group.row)
 
-    def evaluate(
-        self,
-        eval_dataset: Any = None,
-        ignore_keys: list[str] | None = None,
-        metric_key_prefix: str = "eval",
-    ) -> dict[str, Any]:
+    def evaluate_rows(self, *args: Any, **options: Any) -> dict[str, Any]:
         """Rank the held-out responses, log the means, and call the callbacks, as `Trainer.evaluate` does."""
         means = _summarize(self.rank()) if self.held_out else {}
         if self.held_out and means[RANKING] is None:
@@ -136,7 +138,7 @@ class ScoredTrainer(RunTrainer):
                 "no held-out prompt has two responses of different reward, so there is nothing to rank. "
                 "Fix: hold out other rows, or set training.eval_strategy: no"
             )
-        metrics = {f"{metric_key_prefix}_{name}": value for name, value in means.items()}
+        metrics = {f"eval_{name}": value for name, value in means.items()}
         self.log_evaluation({name: value for name, value in metrics.items() if value is not None})
         self.control = self.callback_handler.on_evaluate(
             self.args, self.state, self.control, metrics
@@ -160,7 +162,13 @@ class ScoredMeasurer(Measurer):
 
 
 def build_scored_trainer(
-    session: Session, data: BuiltData, model: Any, tokenizer: Any, options: dict[str, Any]
+    session: Session,
+    data: BuiltData,
+    model: Any,
+    tokenizer: Any,
+    options: dict[str, Any],
+    *,
+    forced: bool,
 ) -> ScoredTrainer:
     """Return the trainer of a recipe with scored data; `options` are arguments of `GRPOTrainer`.
 
@@ -177,12 +185,11 @@ def build_scored_trainer(
         for group in (*groups, *held_out_groups)
     )
     check_context(tokens, model.config)
-    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     evaluated = data.eval if recipe.training.eval_strategy != "no" else None
     columns = ["prompt", "row_id"]
+    sampler = ReplaySampler(groups, eos_token_id=tokenizer.eos_token_id, seed=recipe.seed)
     trainer = ScoredTrainer(
-        reward_funcs=[score],
-        rollout_func=ScoredRollouts(groups, eos_token_id=tokenizer.eos_token_id, seed=recipe.seed),
+        parts=Parts(sampler=sampler, names=[_SCORE], forced=forced),
         train_dataset=data.train.select_columns(columns),
         eval_dataset=evaluated.select_columns(columns) if evaluated is not None else None,
         **options,

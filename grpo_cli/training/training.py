@@ -54,8 +54,6 @@ from grpo_cli.runs.status import Heartbeat
 from grpo_cli.training.callbacks import EarlyStoppingCallback, RunCallback, track
 from grpo_cli.training.checkpoints import atomic_dir, loading_weights_only, save_reward_states
 from grpo_cli.training.difficulty import build_sampler
-from grpo_cli.training.dynamic_sampling import DynamicSampling
-from grpo_cli.training.episodes import EpisodeRollouts
 from grpo_cli.training.examples import (
     WARMING,
     has_examples,
@@ -69,7 +67,7 @@ from grpo_cli.training.examples import (
 from grpo_cli.training.held_out_sets import add_held_out_sets
 from grpo_cli.training.measurement import Measurer, select_rows
 from grpo_cli.training.reference import reference_on, sync_adapter
-from grpo_cli.training.reward_functions import CompletionLog, EarlyScoring, build_reward_functions
+from grpo_cli.training.rollout.completion_log import CompletionLog
 from grpo_cli.training.scored import (
     ScoredMeasurer,
     ScoredTrainer,
@@ -85,7 +83,7 @@ from grpo_cli.training.session import (
     check_strategy,
 )
 from grpo_cli.training.teacher import attach_teacher
-from grpo_cli.training.trainer import RunTrainer
+from grpo_cli.training.trainer import Parts, RunTrainer
 from grpo_cli.training.trl_args import build_trl_args
 from grpo_cli.training.vllm_generation import patched_vllm, watch_server
 from grpo_cli.training.warmup import clean_up, learn, warmed_up
@@ -228,13 +226,13 @@ def _build_trainer(
 
         session.annotate_manifest(model=fingerprint_model(recipe.model))
         reader = _build_reader(recipe, load_generation_config(recipe.model), tokenizer)
-        log = _open_completion_log(session, rewards, reader)
+        log = _open_completion_log(session, reader)
         return build_async_trainer(session, args, reader, data.train, rewards, log)
     model = _load_model(session, start, tokenizer)
     dtype = str(model.dtype).removeprefix("torch.")
     session.annotate_manifest(model=fingerprint_model(recipe.model), dtype=dtype)
     reader = _build_reader(recipe, model.generation_config, tokenizer)
-    log = _open_completion_log(session, rewards, reader, model)
+    log = _open_completion_log(session, reader)
     if recipe.generation.backend == "vllm":
         mode = recipe.generation.vllm.mode
         session.report(f"loading vLLM ({mode})" if mode == "colocate" else "waiting for vLLM")
@@ -248,22 +246,24 @@ def _build_trainer(
     }
     patched = patched_vllm(session, lambda: _wait_for_server(session))
     with patched, reference_on(_loading_device(session)):
+        forced = bool(session.folder.read_resumption().get("forced"))
         if recipe.is_sampled:
-            options["reader"] = reader
-            if player is not None:
-                options["episodes"] = EpisodeRollouts(player)
-            trainer = _build_run_trainer(session, data, rewards, log, options)
+            parts = _build_parts(session, data, rewards, reader, log, player)
+            evaluated = data.eval if recipe.training.eval_strategy != "no" else None
+            trainer = RunTrainer(
+                parts=replace(parts, forced=forced),
+                train_dataset=data.stream or data.train,
+                eval_dataset=evaluated,
+                **options,
+            )
         else:
-            trainer = build_scored_trainer(session, data, model, tokenizer, options)
-    trainer.forced = bool(session.folder.read_resumption().get("forced"))
+            trainer = build_scored_trainer(session, data, model, tokenizer, options, forced=forced)
     _attach_teacher(session, trainer)
     if start.adapter is not None and start.adapter.reference == "base":
         refer_to_base(trainer.model)
     if syncs_adapter:
         sync_adapter(trainer)
     _speed_up(session, trainer)
-    if (dynamic := recipe.generation.dynamic_sampling) is not None:
-        trainer.dynamic_sampling = DynamicSampling(trainer, dynamic.max_resample, log)
     return trainer
 
 
@@ -351,29 +351,29 @@ def _loading_device(session: Session) -> torch.device | None:
     return None if session.cpu or sharded else session.processes.device
 
 
-def _build_run_trainer(
+def _build_parts(
     session: Session,
     data: BuiltData,
     rewards: list[Reward],
+    reader: CompletionReader,
     log: CompletionLog,
-    options: dict[str, Any],
-) -> RunTrainer:
+    player: Player | None,
+) -> Parts:
     recipe = session.recipe
-    early = EarlyScoring(rewards, recipe.generation.sampling_parts)
-    seed = f"{recipe.seed}:{session.processes.process_index}"
-    trainer = RunTrainer(
-        reward_funcs=build_reward_functions(rewards, log, early, seed),
-        early=early,
-        train_dataset=data.stream or data.train,
-        eval_dataset=data.eval if recipe.training.eval_strategy != "no" else None,
-        **options,
-    )
-    trainer.rewards = rewards
-    trainer.sources = tuple(recipe.dataset.shares)
-    trainer.difficulty = build_sampler(recipe, data.train)
     # A state that cannot be saved is reported before the first step.
     save_reward_states(rewards)
-    return trainer
+    dynamic = recipe.generation.dynamic_sampling
+    return Parts(
+        rewards=rewards,
+        seed=f"{recipe.seed}:{session.processes.process_index}",
+        reader=reader,
+        log=log,
+        player=player,
+        sampling_parts=recipe.generation.sampling_parts,
+        difficulty=build_sampler(recipe, data.train),
+        max_resample=None if dynamic is None else dynamic.max_resample,
+        sources=tuple(recipe.dataset.shares),
+    )
 
 
 def _build_reader(recipe: Recipe, config: Any, tokenizer: Any) -> CompletionReader:
@@ -381,19 +381,12 @@ def _build_reader(recipe: Recipe, config: Any, tokenizer: Any) -> CompletionRead
     return build_reader(tokenizer, ends, **recipe.generation.reading)
 
 
-def _open_completion_log(
-    session: Session,
-    rewards: list[Reward],
-    reader: CompletionReader,
-    model: Any = None,
-) -> CompletionLog:
-    """Open this process's log; by the mode of the model it tells training from evaluation, as TRL does."""
+def _open_completion_log(session: Session, reader: CompletionReader) -> CompletionLog:
+    """Open this process's log."""
     path = session.folder.completions / f"rank_{session.processes.process_index}.jsonl"
     return CompletionLog(
         path if session.recipe.logging.log_completions else None,
-        [reward.name for reward in rewards],
         reader.is_terminated,
-        lambda: model is None or model.training,
         session.thumbnails,
     )
 

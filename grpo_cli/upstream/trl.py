@@ -89,13 +89,11 @@ METHODS = {
     ),
     f"{_TRAINER}._prepare_inputs": "generation_batch",
     # Sampling and scoring (`train/trainer.py`).
-    f"{_TRAINER}._generate": "prompts",
     f"{_TRAINER}._tokenize_prompts": "prompts",
     f"{_TRAINER}._generate_single_turn": (
         "prompt_ids, images, multimodal_fields, num_generations, has_tool_images"
     ),
     f"{_TRAINER}._generate_and_score_completions": "inputs",
-    f"{_TRAINER}._calculate_rewards": "inputs, prompts, completions, completion_ids_list",
     # Checkpoints and exact resume (`train/trainer.py`).
     f"{_TRAINER}._save_checkpoint": "model, trial",
     f"{_TRAINER}._get_train_sampler": "dataset",

@@ -13,8 +13,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_cli.training.dynamic_sampling import find_silent
-from grpo_cli.training.trainer import _as_columns, _as_rows
+from grpo_cli.training.rollout.rollout import Context, Rollout
+from grpo_cli.training.rollout.signal import Aggregation
 from tests.integration.conftest import RECIPE, Workshop
 from tests.integration.test_resuming import assert_same, train
 from tests.resampled_batches import ROWS, assert_same_batch, make_trainer, sample
@@ -78,6 +78,10 @@ def test_a_group_has_a_signal_where_two_scored_completions_differ_in_total(first
     assert find_silent(rewards, 3, weights, normalized_first=first) == [0, 1, 2, 3, 5]
 
 
+def find_silent(rewards, size, weights, *, normalized_first):
+    return Aggregation((), weights, normalized_first).find_silent(rewards, size)
+
+
 DECIMALS = st.integers(-30, 30).map(lambda tenths: Fraction(tenths, 10))
 
 
@@ -114,8 +118,7 @@ def test_totals_that_are_equal_but_for_rounding_give_no_signal(weights, size, un
     ids=lambda settings: next(iter(settings.values())),
 )
 def test_a_constant_reward_is_not_learned_from(tmp_path, chat_model, settings):
-    trainer = make_trainer(chat_model, tmp_path, num_generations=6, **settings)
-    trainer.dynamic_sampling = None
+    trainer = make_trainer(chat_model, tmp_path, max_resample=None, num_generations=6, **settings)
     # In float32 the mean of six times 0.7 × 0.3 is not 0.7 × 0.3.
     trainer.reward_weights[:] = 0.7
     batch = sample(trainer, [1, 3])
@@ -123,12 +126,31 @@ def test_a_constant_reward_is_not_learned_from(tmp_path, chat_model, settings):
     assert trainer._metrics["train"]["frac_reward_zero_std"] == [1.0]
 
 
-def test_what_a_sampler_gives_for_each_completion_stays_with_it():
-    columns = ([[1], [2]], [[3, 4], [5]], None, ["a", "b"], [[-1.0, -2.0], [-3.0]], {}, None, [])
-    rows = _as_rows(columns, [[0.5, 0.5], [0.1]], 2)
-    assert [row[1] for row in rows] == [[3, 4], [5]]
-    assert _as_columns(rows) == (columns, [[0.5, 0.5], [0.1]])
-    assert _as_columns(_as_rows(columns, [], 2)) == (columns, [])
+def test_what_a_sampler_returns_for_each_completion_stays_with_it():
+    def make(names, entropies=None):
+        rows = [{"prompt": name, "row_id": name} for name in names]
+        ids = [[ord(name), 1] for name in names]
+        return Rollout(
+            Context(None, True, 1),
+            rows,
+            [[0]] * len(rows),
+            ids,
+            list(names),
+            entropies=entropies,
+            scores=torch.zeros(len(rows), 1),
+        )
+
+    first = make("ab", [[0.5, 0.5], [0.1, 0.2]])
+    batch = first.copy()
+    batch.put(1, make("c", [[0.3, 0.4]]).take(0))
+    assert (batch.completions, batch.completion_ids[1]) == (["a", "c"], [99, 1])
+    assert batch.entropies == [[0.5, 0.5], [0.3, 0.4]]
+    assert [row["row_id"] for row in batch.rows] == ["a", "c"]
+    # The rollout that it was copied from stays as it is.
+    assert (first.completions, first.entropies) == (["a", "b"], [[0.5, 0.5], [0.1, 0.2]])
+    batch.put(0, make("d").take(0))
+    assert batch.entropies is None
+    assert Rollout.join([make("ab"), make("c")]).completions == ["a", "b", "c"]
 
 
 def test_metrics_are_of_the_first_sampling_and_counts_of_all(tmp_path, chat_model):
@@ -140,7 +162,8 @@ def test_metrics_are_of_the_first_sampling_and_counts_of_all(tmp_path, chat_mode
     assert left in (2 / 3, 1.0)
     assert (metrics["dynamic_sampling/rounds"], metrics["frac_reward_zero_std"]) == ([3], [1.0])
     assert len(metrics["reward"]) == len(metrics["completions/mean_length"]) == 1
-    assert metrics["rewards/by_tokens/seconds"] == [4.0]
+    assert metrics["calls"] == [1.0]
+    assert metrics["rewards/by_tokens/seconds"][0] > 0
     resampled = metrics["dynamic_sampling/resampled_groups"][0]
     assert 6 <= resampled <= 9
     assert metrics["dynamic_sampling/prompts_seen"] == [3 + resampled]

@@ -28,10 +28,10 @@ from grpo_cli.models.loading import load_model
 from grpo_cli.models.processor import load_processor
 from grpo_cli.recipe.loading import load_recipe
 from grpo_cli.report.wording import list_turns
-from grpo_cli.training.episodes import EpisodeRollouts
 from grpo_cli.training.trainer import RunTrainer
 from tests.integration.conftest import Workshop
 from tests.integration.test_resuming import completions_of, steps_of
+from tests.plain_rewards import scored_by
 
 CALL = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
 MARK = "<|image_pad|>"
@@ -178,6 +178,17 @@ def write(folder: Path, model: Path, recipe: str = RECIPE):
     return workshop, workshop.write(recipe)
 
 
+def count_messages(completions, **_):
+    return [float(len(each)) for each in completions]
+
+
+def keep_rollouts(trainer) -> list:
+    """The rollouts of the batches that a trainer makes from now on."""
+    kept, log = [], trainer.rollouts.log
+    trainer.rollouts.log = lambda rollout: kept.append(rollout) or (log or (lambda x: x))(rollout)
+    return kept
+
+
 def open_trainer(folder: Path, recipe, model: Path):
     """A trainer of the recipe, with the player of its episodes."""
     config = GRPOConfig(
@@ -194,17 +205,16 @@ def open_trainer(folder: Path, recipe, model: Path):
     )
     processor = load_processor(recipe.model)
     with ExitStack() as stack:
-        episodes = None
+        player = None
         if recipe.has_episodes:
-            episodes = EpisodeRollouts(stack.enter_context(open_player(recipe, processor)))
+            player = stack.enter_context(open_player(recipe, processor))
         data = build_datasets(recipe, has_chat_template=True, count_tokens=None).train
         trainer = RunTrainer(
             model=load_model(recipe.model, device_is_cuda=False),
             args=config,
             processing_class=processor,
             train_dataset=data,
-            reward_funcs=lambda completions, **_: [float(len(each)) for each in completions],
-            episodes=episodes,
+            **scored_by(RunTrainer, count_messages, player=player),
         )
         yield trainer, data
 
@@ -217,25 +227,23 @@ def test_log_probabilities_and_gradient_are_those_of_whole_episodes(tmp_path, lo
     torch.manual_seed(5)
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = trainer.args.steps_per_generation
+    rollouts = keep_rollouts(trainer)
     batch = trainer.make_batch([dict(data[n // 4]) for n in range(16)])
-    episodes = trainer._episodes._episodes
-    shown = Counter(each.images_read - each.prompt_images for each in episodes)
-    assert len(shown) > 1
+    (rollout,) = rollouts
+    assert len(Counter(map(len, rollout.images))) > 1
     expected, ids = [], []
-    for episode in episodes:
-        whole = torch.tensor([episode.prompt_ids + episode.token_ids])
-        pictures = episode.images[: episode.images_read]
+    parts = rollout.prompt_ids, rollout.completion_ids, rollout.mask, rollout.images
+    for prompt_ids, token_ids, mask, pictures in zip(*parts, strict=True):
+        whole = torch.tensor([prompt_ids + token_ids])
         assert (whole == WORDS.index(MARK)).sum() == 4 * len(pictures)
         pixels = {}
         if pictures:
             images = trainer.processing_class.image_processor
             pixels = images(images=pictures, return_tensors="pt")
-        logits = trainer.model(input_ids=whole, **pixels).logits[
-            0, len(episode.prompt_ids) - 1 : -1
-        ]
-        answer = torch.tensor(episode.token_ids)
+        logits = trainer.model(input_ids=whole, **pixels).logits[0, len(prompt_ids) - 1 : -1]
+        answer = torch.tensor(token_ids)
         expected.append(logits.log_softmax(-1)[range(len(answer)), answer])
-        ids.append(torch.tensor(episode.mask))
+        ids.append(torch.tensor(mask))
     reference = batch["ref_per_token_logps"]
     for row, own in enumerate(expected):
         torch.testing.assert_close(reference[row, : len(own)], own, atol=1e-5, rtol=0)

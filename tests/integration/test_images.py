@@ -51,6 +51,7 @@ from tests.integration.test_resuming import completions_of, sets, steps_of
 from tests.integration.test_strategies import REWARD, assert_same
 from tests.json_reply import send_json
 from tests.nightly import nightly
+from tests.plain_rewards import scored_by
 
 RECIPE = """\
 name: looking
@@ -201,6 +202,10 @@ def test_two_processes_learn_what_one_does(tmp_path, made, settings):
     assert_same(both, alone, "ddp", adapters="model.lora" in settings)
 
 
+def count_letters(completions, **_):
+    return [float(len(each[0]["content"])) for each in completions]
+
+
 def train(trainer_class, recipe, data, folder, lora=False, own=None):
     """Train two steps; return the trainer and the records. `own` is another model with its processor."""
     settings = GRPOConfig(
@@ -229,7 +234,7 @@ def train(trainer_class, recipe, data, folder, lora=False, own=None):
         args=settings,
         processing_class=processor,
         train_dataset=data,
-        reward_funcs=lambda completions, **_: [float(len(each[0]["content"])) for each in completions],
+        **scored_by(trainer_class, count_letters),
         peft_config=build_peft_config(LoraConfig(r=4), model) if lora else None,
     )  # fmt: skip
     trainer.train()

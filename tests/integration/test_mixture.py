@@ -2,14 +2,14 @@
 
 import json
 import math
-from collections import defaultdict
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from grpo_cli.data.mixing import SOURCE
-from grpo_cli.training.trainer import RunTrainer
+from grpo_cli.training.rollout.rollout import Context, Rollout
+from grpo_cli.training.rollout.signal import Aggregation
+from grpo_cli.training.rollout.step import measure_sources
 from tests.integration.test_resuming import assert_same, sets, train, workshop_of
 
 MIXTURE = """\
@@ -121,19 +121,12 @@ def test_a_training_row_that_comes_up_twice_in_an_epoch_is_measured_once(unbroke
 
 
 def test_a_completion_that_no_reward_scores_has_no_part_in_its_sources_reward():
-    metrics = defaultdict(list)
-    trainer = SimpleNamespace(
-        model=SimpleNamespace(training=True),
-        num_generations=2,
-        num_generations_eval=2,
-        _rewards=torch.tensor([[1.0], [math.nan], [math.nan], [math.nan]]),
-        reward_weights=torch.ones(1),
-        sources=("counts", "words"),
-        reward_func_names=["right"],
-        _metrics={"train": metrics},
-    )
     rows = [{SOURCE: name} for name in ("counts", "counts", "words", "words")]
-    RunTrainer._log_sources(trainer, rows, [0, 1])
-    assert metrics["sources/counts/reward"] == [1.0]
+    scores = torch.tensor([[1.0], [math.nan], [math.nan], [math.nan]])
+    context = Context(None, training=True, group_size=2)
+    rollout = Rollout(context, rows, [], [], [], scores=scores, silent=[0, 1])
+    aggregation = Aggregation(["right"], torch.ones(1), normalized_first=False)
+    metrics = measure_sources(rollout, ("counts", "words"), aggregation)
+    assert metrics["sources/counts/reward"] == 1.0
     # TRL drops what is no number before it takes means.
-    assert math.isnan(metrics["sources/words/reward"][0])
+    assert math.isnan(metrics["sources/words/reward"])

@@ -8,13 +8,16 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 from grpo_cli.errors import RewardError
-from grpo_cli.fast.completion_reader import build_reader
-from grpo_cli.rewards.contract import Batch, RewardParams, Score
+from grpo_cli.rewards.contract import RewardParams, Score
 from grpo_cli.rewards.scoring import Reward
-from grpo_cli.training.reward_functions import EarlyScoring, cut
+from grpo_cli.training.callbacks import PhaseClock
+from grpo_cli.training.rollout.rollout import Context, Rollout
+from grpo_cli.training.rollout.scoring import Scoring, cut
+from grpo_cli.training.rollout.signal import Aggregation
+from grpo_cli.training.rollout.step import GenerationStep
 from tests.integration.conftest import RECIPE
 
 PATIENCE_S = 60
@@ -25,11 +28,6 @@ class Params(RewardParams):
     """Of a reward that a test makes up."""
 
 
-@pytest.fixture
-def tokenizer(chat_model):
-    return AutoTokenizer.from_pretrained(chat_model)
-
-
 def reward_of(scorer, name="own"):
     return Reward(name, 1.0, "python", Params(), scorer, waits=True)
 
@@ -38,90 +36,76 @@ def ones(batch):
     return [Score(1.0) for _ in batch.completions]
 
 
-def rows(count):
-    return [
-        {"prompt": [{"role": "user", "content": f"{place // 2}"}], "row_id": place // 2}
-        for place in range(count)
+class Texts:
+    """A sampler of these texts, in their order."""
+
+    in_parts = True
+
+    def __init__(self, texts, before=lambda number: None):
+        self.texts, self.before, self.calls = list(texts), before, 0
+
+    def waits(self):
+        return {}
+
+    def sample(self, rows, context):
+        self.before(self.calls)
+        self.calls += 1
+        own, self.texts = self.texts[: len(rows)], self.texts[len(rows) :]
+        ids = [[ord(text)] for text in own]
+        said = [[{"role": "assistant", "content": text}] for text in own]
+        return Rollout(context, rows, [[1]] * len(rows), ids, said)
+
+
+def sample(rewards, sampler, step=0, parts=2):
+    """Samples and scores as many rows as there are texts, two of each group."""
+    names = [reward.name for reward in rewards]
+    rows = [
+        {"prompt": [{"role": "user", "content": f"{number // 2}"}], "row_id": number // 2}
+        for number in range(len(sampler.texts))
     ]
+    aggregation = Aggregation(names, torch.ones(len(names)), False)
+    made = GenerationStep(sampler, Scoring(rewards, "0", parts), aggregation, PhaseClock())
+    state = SimpleNamespace(global_step=step)
+    return made.sample(rows, Context(state, training=True, group_size=2))
 
 
-def completions_of(texts):
-    return [[{"role": "assistant", "content": text}] for text in texts]
-
-
-def sample(early, tokenizer, texts, draw=None):
-    """Has a batch of texts sampled; gives what the trainer then asks rewards about."""
-    ids = [tokenizer(text)["input_ids"] for text in texts]
-    drawn = draw or (lambda part: (ids[part], None))
-    found, chances = early.sample(drawn, build_reader(tokenizer, []), [[1]] * len(ids), 2)
-    assert (found, chances) == (ids, None)
-    return Batch([], completions_of(texts), ids, extra={"log_metric": None, "log_extra": None})
-
-
-def test_a_part_is_scored_while_the_next_is_sampled(tokenizer):
-    scored, places = threading.Event(), []
-    texts = ["a", "b", "c", "d"]
-    ids = [tokenizer(text)["input_ids"] for text in texts]
+def test_a_part_is_scored_while_the_next_is_sampled():
+    scored, calls = threading.Event(), []
 
     def score(batch):
-        places.append((batch.columns["row_id"], threading.current_thread().name))
+        calls.append((batch.columns["row_id"], threading.current_thread().name))
         scored.set()
         return [Score(float(ord(text))) for text in batch.texts]
 
-    def draw(part):
-        # The second part is not there before the first has been scored.
-        assert part.start == 0 or scored.wait(PATIENCE_S)
-        return ids[part], None
-
-    reward = reward_of(score)
-    early = EarlyScoring([reward], parts=2)
-    with early.expecting(rows(4), None):
-        batch = sample(early, tokenizer, texts, draw)
-        taken = early.take(reward, batch)
-    assert [score.value for score in taken.scores] == [97, 98, 99, 100]
-    assert places == [([0, 0], "grpo-scoring"), ([1, 1], "grpo-scoring")]
-    assert early.take(reward, batch) is None
+    # The second part is not there before the first has been scored.
+    sampler = Texts("abcd", lambda number: number == 0 or scored.wait(PATIENCE_S))
+    rollout = sample([reward_of(score)], sampler)
+    assert rollout.own_scores() == [[97], [98], [99], [100]]
+    assert rollout.completion_ids == [[97], [98], [99], [100]]
+    assert calls == [([0, 0], "grpo-scoring"), ([1, 1], "grpo-scoring")]
 
 
-def test_other_completions_than_were_scored_are_scored_anew(tokenizer):
-    reward = reward_of(ones)
-    early = EarlyScoring([reward])
-    with early.expecting(rows(2), None):
-        sample(early, tokenizer, ["a", "b"])
-        assert early.take(reward, Batch([], completions_of(["a", "c"]))) is None
-
-
-def test_a_failure_is_told_where_the_scores_are_needed(tokenizer):
+def test_a_failure_is_raised_where_the_scores_are_needed():
     def fail(batch):
         raise ValueError("the judge is asleep")
 
-    reward = reward_of(fail)
-    early = EarlyScoring([reward], parts=2)
-    with early.expecting(rows(4), None):
-        batch = sample(early, tokenizer, ["a", "b", "c", "d"])
-        with pytest.raises(RewardError, match=r"own.*the judge is asleep"):
-            early.take(reward, batch)
+    with pytest.raises(RewardError, match=r"own.*the judge is asleep"):
+        sample([reward_of(fail)], Texts("abcd"))
 
 
-def test_what_a_reward_logs_arrives_once_and_on_the_trainers_thread(tokenizer):
+def test_what_a_reward_logs_is_kept_for_each_part():
     def score(batch):
         batch.extra["log_metric"]("mood", batch.extra["trainer_state"].global_step)
         batch.extra["log_extra"]("size", [len(batch.texts)])
         return ones(batch)
 
-    reward, heard = reward_of(score), []
-    early = EarlyScoring([reward], parts=2)
-    with early.expecting(rows(4), SimpleNamespace(global_step=7)):
-        batch = sample(early, tokenizer, ["a", "b", "c", "d"])
-        assert heard == []
-        for name in ("log_metric", "log_extra"):
-            batch.extra[name] = lambda *given: heard.append((*given, threading.current_thread()))
-        early.take(reward, batch)
-    here = threading.main_thread()
-    assert heard == [("mood", 7, here), ("size", [2], here)] * 2
+    rollout = sample([reward_of(score)], Texts("abcd"), step=7)
+    calls = [("log_metric", ("mood", 7)), ("log_extra", ("size", [2]))] * 2
+    assert rollout.calls == [[*calls, ("log_metric", ("completions/repeated_share", 0.0))]]
+    assert rollout.seconds[0] > 0
 
 
-def test_nothing_more_is_asked_when_sampling_broke_off(tokenizer):
+def test_nothing_more_is_scored_when_sampling_broke_off():
     asked, going_on = [], threading.Event()
 
     def score(batch):
@@ -129,22 +113,15 @@ def test_nothing_more_is_asked_when_sampling_broke_off(tokenizer):
         going_on.wait(PATIENCE_S)
         return ones(batch)
 
-    early = EarlyScoring([reward_of(score), reward_of(ones, "other")], parts=2)
-    ids = [tokenizer(text)["input_ids"] for text in "abcd"]
-
-    def draw(part):
-        if part.start:
+    def break_off(number):
+        if number:
             raise KeyError("no memory")
-        return ids[part], None
 
-    with pytest.raises(KeyError), early.expecting(rows(4), None):
-        early.sample(draw, build_reader(tokenizer, []), [[1]] * 4, 2)
+    with pytest.raises(KeyError):
+        sample([reward_of(score), reward_of(score, "other")], Texts("abcd", break_off))
     going_on.set()
-    with early.expecting(rows(2), None):
-        batch = sample(early, tokenizer, ["e", "f"])
-        assert early.take(reward_of(ones, "other"), batch).scores == ones(batch)
     # The second part of the first batch never came, and its other reward was not called in vain.
-    assert asked in ([["a", "b"], ["e", "f"]], [["e", "f"]])
+    assert asked in ([], [["a", "b"]])
 
 
 @given(st.integers(1, 40), st.integers(1, 8), st.integers(1, 9), st.integers(0, 3))

@@ -34,8 +34,10 @@ from grpo_cli.fast import attention, decoding
 from grpo_cli.fast import trainer as fast_trainer
 from grpo_cli.fast.cpu import draw_tokens
 from grpo_cli.fast.decoding import decode, read_decoding, unsupported_reason
+from grpo_cli.fast.sampler import TokenSampler
 from grpo_cli.recipe.training import FastConfig
 from grpo_cli.training.trainer import RunTrainer
+from tests.plain_rewards import scored_by
 
 PAD, END, OTHER_END = 0, 1, 2
 WORDS = 24
@@ -346,6 +348,10 @@ def test_models_that_read_otherwise_are_left_to_generate():
     assert "linear_attention" in unsupported_reason(mamba)
 
 
+def count_letters(completions, **_):
+    return [float(len(text)) for text in completions]
+
+
 def build_trainer(trainer, folder, where, fast=None, **changes):
     given = {
         "per_device_train_batch_size": 8,
@@ -360,7 +366,7 @@ def build_trainer(trainer, folder, where, fast=None, **changes):
     }
     built = trainer(
         model=AutoModelForCausalLM.from_pretrained(folder),
-        reward_funcs=lambda completions, **_: [float(len(text)) for text in completions],
+        **scored_by(trainer, count_letters),
         args=GRPOConfig(output_dir=str(where), **given),
         train_dataset=Dataset.from_list([{"prompt": f"count {i}"} for i in range(8)]),
         processing_class=AutoTokenizer.from_pretrained(folder),
@@ -373,8 +379,8 @@ def build_trainer(trainer, folder, where, fast=None, **changes):
     return built
 
 
-def single_turn(trainer, prompts):
-    return trainer._generate_single_turn(prompts, None, {}, 4)
+def sample_tokens(trainer, prompts):
+    return TokenSampler(trainer, trainer.reader).sample(prompts, group_size=4)
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
@@ -385,12 +391,10 @@ def test_entropies_are_those_that_trl_computes(tmp_path, chat_model, checkpointi
     prompts = [[40, 41, 42, 43], [50, 51], [40, 41, 42, 43]]
     if checkpointing:
         trainer.model.gradient_checkpointing_enable()
-    completions, logprobs = single_turn(trainer, prompts)
-    assert logprobs is None
+    sampled = sample_tokens(trainer, prompts)
+    assert sampled.logprobs is None
     assert trainer.model.is_gradient_checkpointing == checkpointing
-    for prompt, completion, entropies in zip(
-        prompts, completions, trainer._sampled_entropies, strict=True
-    ):
+    for prompt, completion, entropies in zip(prompts, sampled.ids, sampled.entropies, strict=True):
         ids = torch.tensor([prompt + completion])
         with torch.no_grad():
             _, expected, _ = trainer._get_per_token_logps_and_entropies(
@@ -404,8 +408,10 @@ def test_the_trainer_samples_what_trl_would(tmp_path, chat_model):
     greedy = {"generation_kwargs": {"do_sample": False}}
     ours = build_trainer(RunTrainer, chat_model, tmp_path, **greedy)
     trls = build_trainer(GRPOTrainer, chat_model, tmp_path, **greedy)
-    assert single_turn(ours, prompts) == single_turn(trls, prompts)
-    assert len(ours._sampled_entropies) == len(prompts)
+    expected = trls._generate_single_turn(prompts, None, {}, 4)
+    sampled = sample_tokens(ours, prompts)
+    assert (sampled.ids, sampled.logprobs) == expected
+    assert len(sampled.entropies) == len(prompts)
 
 
 def test_graphs_are_left_off_without_a_gpu_and_sample_the_same(tmp_path, chat_model, monkeypatch):
@@ -416,10 +422,11 @@ def test_graphs_are_left_off_without_a_gpu_and_sample_the_same(tmp_path, chat_mo
     monkeypatch.setattr(fast_trainer, "graph_unsupported_reason", lambda model: None)
     monkeypatch.setattr(decoding, "decode", lambda *given, **more: 1 / 0)
     trainer = build_trainer(RunTrainer, chat_model, tmp_path, **options)
-    found = single_turn(trainer, prompts)
+    sampled = sample_tokens(trainer, prompts)
     monkeypatch.undo()
-    assert found == single_turn(plain, prompts)
-    pairs = zip(trainer._sampled_entropies, plain._sampled_entropies, strict=True)
+    expected = sample_tokens(plain, prompts)
+    assert sampled.ids == expected.ids
+    pairs = zip(sampled.entropies, expected.entropies, strict=True)
     assert all(row == pytest.approx(other, abs=1e-4) for row, other in pairs)
 
 
@@ -427,8 +434,8 @@ def test_entropies_are_noted_for_learning_alone(tmp_path, chat_model):
     prompts = [[40, 41, 42, 43], [50, 51], [40, 41, 42, 43]]
     trainer = build_trainer(RunTrainer, chat_model, tmp_path)
     trainer.model.eval()
-    assert len(single_turn(trainer, prompts)[0]) == 3
-    assert trainer._sampled_entropies == []
+    sampled = sample_tokens(trainer, prompts)
+    assert (len(sampled.ids), sampled.entropies) == (3, None)
     assert answers(make_qwen(), PROMPTS, settings(), entropies=False).entropies == [[]] * 6
 
 
@@ -441,9 +448,8 @@ def test_entropies_are_noted_for_learning_alone(tmp_path, chat_model):
 )
 def test_the_trainer_leaves_other_settings_to_trl(tmp_path, chat_model, asked, told):
     trainer = build_trainer(RunTrainer, chat_model, tmp_path, generation_kwargs=asked)
-    completions, _ = single_turn(trainer, [[40, 41, 42]] * 4)
-    assert len(completions) == 4
-    assert trainer._sampled_entropies == []
+    sampled = sample_tokens(trainer, [[40, 41, 42]] * 4)
+    assert (len(sampled.ids), sampled.entropies) == (4, None)
     assert told in trainer.told["sampling"]
 
 

@@ -13,8 +13,10 @@ from grpo_cli.fast.completion_reader import build_reader
 from grpo_cli.fast.completions import sample_completions
 from grpo_cli.fast.decoding import decode, read_decoding
 from grpo_cli.fast.graph_decoding import decode_with_graphs
+from grpo_cli.fast.sampler import TokenSampler
 from grpo_cli.recipe.training import FastConfig
 from grpo_cli.training.trainer import RunTrainer
+from tests.plain_rewards import scored_by
 from tests.tiny_models import make_tiny_model
 
 PROMPTS = ["one", "two and more", "one", "three", "four: x", "five"]
@@ -98,17 +100,24 @@ def test_what_is_measured_ends_there_and_is_not_cut_off(model, tokenizer, string
         assert each.clipped == (not any(string in each.text for string in strings))
 
 
+def count_tokens(completion_ids, **_):
+    return [float(len(ids)) for ids in completion_ids]
+
+
 def open_trainer(folder, tmp_path, strings, **settings):
     tokenizer = AutoTokenizer.from_pretrained(folder)
     options = {"num_generations": 2, "per_device_train_batch_size": 12, "report_to": []}
     options |= {"max_completion_length": MOST, "use_cpu": True, "bf16": False, **settings}
     return RunTrainer(
         model=AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32),
-        reward_funcs=lambda completion_ids, **_: [float(len(ids)) for ids in completion_ids],
+        **scored_by(
+            RunTrainer,
+            count_tokens,
+            reader=build_reader(tokenizer, [tokenizer.eos_token_id], stop_strings=strings),
+        ),
         args=GRPOConfig(output_dir=str(tmp_path), **options),
         train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in PROMPTS]),
         processing_class=tokenizer,
-        reader=build_reader(tokenizer, [tokenizer.eos_token_id], stop_strings=strings),
     )
 
 
@@ -119,8 +128,9 @@ def test_training_samples_the_tokens_of_generate(tmp_path, folder, strings, expe
         settings["use_transformers_continuous_batching"] = True
     trainer = open_trainer(folder, tmp_path, strings, **settings)
     trainer._fast = FastConfig(sampling=how == "fast")
-    ids, _ = trainer._generate_single_turn(trainer._tokenizer(PROMPTS)["input_ids"], None, {}, 1)
-    assert [list(row) for row in ids] == expected
+    sampler = TokenSampler(trainer, trainer.reader)
+    sampled = sampler.sample(trainer._tokenizer(PROMPTS)["input_ids"], group_size=1)
+    assert [list(row) for row in sampled.ids] == expected
 
 
 def test_completions_that_ended_at_a_stop_string_are_counted_and_learned_from(

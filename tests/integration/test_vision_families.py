@@ -17,7 +17,8 @@ from trl import GRPOConfig, GRPOTrainer
 from grpo_cli.data.build import build_datasets
 from grpo_cli.recipe.loading import load_recipe
 from grpo_cli.training.trainer import RunTrainer
-from tests.integration.test_image_episodes import ROOM, open_trainer
+from tests.integration.test_image_episodes import ROOM, keep_rollouts, open_trainer
+from tests.plain_rewards import scored_by
 
 pytest.importorskip("torchvision")
 pytest.importorskip("num2words")
@@ -320,6 +321,10 @@ IMAGES_OF_ROWS = {"one": (1, 1, 1, 1), "two": (2, 2, 2, 2), "mixed": (2, 1, 3, 1
 PICTURES = [Image.effect_noise((48, 32), 90).convert("RGB") for _ in range(3)]
 
 
+def sum_tokens(completion_ids, **_):
+    return [float(sum(ids) % 7) for ids in completion_ids]
+
+
 def train(trainer_class, folder, counts, beta):
     """The weights after two steps."""
     model = transformers.AutoModelForImageTextToText.from_pretrained(folder)
@@ -335,7 +340,7 @@ def train(trainer_class, folder, counts, beta):
         args=config,
         processing_class=transformers.AutoProcessor.from_pretrained(folder),
         train_dataset=data,
-        reward_funcs=lambda completion_ids, **_: [float(sum(ids) % 7) for ids in completion_ids],
+        **scored_by(trainer_class, sum_tokens),
     )
     trainer.train()
     return {name: weight.clone() for name, weight in trainer.model.state_dict().items()}
@@ -373,6 +378,7 @@ def test_log_probabilities_are_those_of_single_sequences(tmp_path, family, asked
     trainer, _ = next(open_trainer(tmp_path, recipe, data))
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = trainer.args.steps_per_generation
+    rollouts = keep_rollouts(trainer)
     batch = trainer.make_batch([dict(data[n // 4]) for n in range(16)])
     counts = set()
     for row, reference in enumerate(batch["ref_per_token_logps"]):
@@ -382,8 +388,7 @@ def test_log_probabilities_are_those_of_single_sequences(tmp_path, family, asked
         )
         pictures = data[row // 4].get("images") or []
         if asked == "episodes":
-            episode = trainer._episodes._episodes[row]
-            pictures, answer = episode.images[: episode.images_read], episode.token_ids
+            pictures, answer = rollouts[0].images[row], rollouts[0].completion_ids[row]
         counts.add(len(pictures))
         expected = log_probs_of(trainer, prompt, answer, list(pictures))
         torch.testing.assert_close(reference[: len(answer)], expected, atol=1e-5, rtol=0)

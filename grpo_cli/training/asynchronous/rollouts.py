@@ -24,7 +24,7 @@ from grpo_cli.errors import RunError
 from grpo_cli.recipe.generation import GenerationConfig, stop_params
 from grpo_cli.rewards.contract import Batch, Score
 from grpo_cli.rewards.scoring import Reward, are_equal, weighted_sum
-from grpo_cli.training.dynamic_sampling import shuffled_rows
+from grpo_cli.training.rollout.dynamic_sampling import shuffled_rows
 from grpo_cli.upstream.trl import (
     CLIPPED_RATIO,
     FRAC_ZERO_STD,
@@ -128,7 +128,7 @@ class Rollouts:
     """Returns a prompt's completions as rewards take them, from its tokens and theirs."""
     while_waiting: Callable[[], None]
     """Called repeatedly while the trainer waits; ends the training by raising."""
-    on_scored: Callable[[str, Batch, Sequence[Score]], None] = lambda name, batch, scores: None
+    on_scored: Callable[[Batch, Mapping[str, Sequence[Score]]], None] = lambda batch, scores: None
     read_state: Callable[[], Any] = lambda: None
     first: int = 0
     """Groups that were learned from before."""
@@ -217,11 +217,9 @@ class Rollouts:
         self, turn: "_Turn", sampled: list[Sampled], version: int
     ) -> list[RolloutSample]:
         batch = self._make_batch(turn, [each.token_ids for each in sampled])
-        columns = []
-        for reward in self.rewards:
-            results = reward.score(batch)
-            self.on_scored(reward.name, batch, results)
-            columns.append([score.value for score in results])
+        judged = {reward.name: reward.score(batch) for reward in self.rewards}
+        self.on_scored(batch, judged)
+        columns = [[score.value for score in scores] for scores in judged.values()]
         values = list(zip(*columns, strict=True))
         totals, advantages, spread = group_advantages(
             [each.weight for each in self.rewards], values

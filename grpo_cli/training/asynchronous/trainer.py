@@ -2,7 +2,7 @@
 
 import importlib.util
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -33,7 +33,8 @@ from grpo_cli.training.checkpoints import (
     load_saved,
     save_reward_states,
 )
-from grpo_cli.training.reward_functions import CompletionLog, read_completions
+from grpo_cli.training.rollout.completion_log import CompletionLog
+from grpo_cli.training.rollout.samplers import read_completions
 from grpo_cli.training.session import Session, Stopped
 from grpo_cli.training.vllm_weights import (
     SyncWatch,
@@ -252,8 +253,8 @@ def build_async_trainer(
     # A state that cannot be saved is reported before the first step.
     save_reward_states(rewards)
 
-    def add_to_log(name: str, batch: Batch, scores: Sequence[Score]) -> None:
-        log.add(name, batch, scores, step=trainer.state.global_step)
+    def add_to_log(batch: Batch, scores: Mapping[str, Sequence[Score]]) -> None:
+        log.add(batch, scores, step=trainer.state.global_step)
 
     rollouts.on_scored, rollouts.read_state = add_to_log, lambda: trainer.state
     trainer.add_callback(_StepRecords(trainer))

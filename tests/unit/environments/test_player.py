@@ -3,12 +3,13 @@
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from grpo_cli.environments.contract import EpisodeError
 from grpo_cli.environments.episode import Sampled, episode_metrics
-from grpo_cli.training.episodes import EpisodeRollouts
+from grpo_cli.training.rollout.samplers import EpisodeSampler
 from tests.unit.environments.scripted import QWEN, Game, Script, call, play, player_of, rows_of
 
 
@@ -281,15 +282,19 @@ def test_training_begins_a_batch_again_whose_environments_could_not_be_reset(mon
                 raise ConnectionError("no server")
             return super().reset(row, seed)
 
-    monkeypatch.setattr("grpo_cli.training.episodes._PAUSES_S", (0.01,))
-    rollouts = EpisodeRollouts(player_of((), Restarted))
+    monkeypatch.setattr("grpo_cli.training.rollout.samplers._PAUSES_S", (0.01,))
+    rollouts = EpisodeSampler(
+        SimpleNamespace(processing_class=None), None, player_of((), Restarted)
+    )
     rollouts.begin(rows_of(["one"]))
     assert len(rollouts.begin(rows_of(["two", "three"]))) == 2
     assert [game.closed for game in Restarted.made] == [0, 1, 1, 0, 0]
     assert "for 1 of 2 episodes: ConnectionError: no server" in capsys.readouterr().err
     down.add("one")
     with pytest.raises(EpisodeError, match="no server"):
-        EpisodeRollouts(player_of((), Restarted)).begin(rows_of(["one"]))
+        EpisodeSampler(
+            SimpleNamespace(processing_class=None), None, player_of((), Restarted)
+        ).begin(rows_of(["one"]))
 
 
 def test_an_unreadable_reward_fails_its_episode_and_the_run_only_if_all_are():

@@ -3,7 +3,8 @@
 from grpo_cli.rewards.contract import EPISODE, Batch, Score
 from grpo_cli.runs.completions import find_groups, load_groups
 from grpo_cli.runs.folder import RunFolder
-from grpo_cli.training.reward_functions import CompletionLog, _repeated_share
+from grpo_cli.training.rollout.completion_log import CompletionLog
+from grpo_cli.training.rollout.scoring import repeated_share
 from tests.run_folders import play
 
 PROMPT = [{"role": "user", "content": "What is 12 * 3?"}]
@@ -21,12 +22,10 @@ def make_batch(episodes):
 def test_episodes_are_written_and_read_with_all_that_was_said(tmp_path):
     folder = RunFolder(tmp_path)
     folder.completions.mkdir()
-    log = CompletionLog(
-        folder.completions / "rank_0.jsonl", ["right"], lambda ids: ids[-1:] == [1], lambda: True
-    )
+    log = CompletionLog(folder.completions / "rank_0.jsonl", lambda ids: ids[-1:] == [1])
     # A limit can end an episode after a whole answer, and another way one whose answer is not.
     episodes = [play(3, end="tokens"), play(1), play(2, end="done")]
-    log.add("right", make_batch(episodes), [Score(1.0), Score(0.0), Score(1.0)], step=2)
+    log.add(make_batch(episodes), {"right": [Score(1.0), Score(0.0), Score(1.0)]}, step=2)
     first, second = load_groups(find_groups(folder))
     assert first.texts == ["It is 36.", "It is 36."]
     assert (first.prompt, first.tokens, first.clipped) == (PROMPT, [3, 3], [True, False])
@@ -37,15 +36,13 @@ def test_episodes_are_written_and_read_with_all_that_was_said(tmp_path):
 def test_a_single_answer_is_written_as_before(tmp_path):
     folder = RunFolder(tmp_path)
     folder.completions.mkdir()
-    log = CompletionLog(
-        folder.completions / "rank_0.jsonl", ["right"], lambda ids: ids[-1:] == [1], lambda: True
-    )
-    log.add("right", Batch(["q"], ["a"], completion_ids=[[1]]), [Score(1.0)], step=0)
+    log = CompletionLog(folder.completions / "rank_0.jsonl", lambda ids: ids[-1:] == [1])
+    log.add(Batch(["q"], ["a"], completion_ids=[[1]]), {"right": [Score(1.0)]}, step=0)
     assert '"messages"' not in log.path.read_text()
     (group,) = load_groups(find_groups(folder))
     assert (group.texts, group.messages, group.episodes) == (["a"], [], [])
 
 
 def test_episodes_that_only_end_alike_are_not_the_same_answer():
-    assert _repeated_share(make_batch([play(3), play(1), play(2)])) == 0
-    assert _repeated_share(make_batch([play(3), play(3), play(2)])) == 2 / 3
+    assert repeated_share(make_batch([play(3), play(1), play(2)])) == 0
+    assert repeated_share(make_batch([play(3), play(3), play(2)])) == 2 / 3

@@ -2,7 +2,7 @@
 
 import pytest
 
-from grpo_cli.training.dynamic_sampling import FreshPrompts
+from grpo_cli.training.rollout.dynamic_sampling import FreshPrompts
 
 
 def test_a_pass_holds_every_prompt_once_and_the_next_is_in_another_order():
