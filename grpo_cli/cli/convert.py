@@ -96,14 +96,14 @@ def _print_keys(source: Path, report: "KeyReport") -> None:
 def _print_verdict(converted: "Conversion") -> None:
     console = stderr()
     where = converted.output or "-o FILE writes it"
-    errors = sum(problem.level == "error" for problem in converted.problems)
-    if errors:
-        problems = count_noun(errors, "problem")
+    problems = count_noun(converted.errors, "problem")
+    if any(problem.level == "error" for problem in converted.problems):
         text = f"{problems} to fix before the recipe passes `grpo check` ({where})"
         console.print(marked("error", text))
     elif converted.report.to_do:
         lines = count_noun(len(converted.report.to_do), "TO DO line")
-        text = f"{lines} to write before the recipe can be used ({where})"
+        until = f"; until then `grpo check` reports {problems}" if converted.errors else ""
+        text = f"{lines} to write before the recipe can be used{until} ({where})"
         console.print(marked("warning", text))
     else:
         console.print(marked("ok", f"the recipe passes `grpo check` ({where})"))

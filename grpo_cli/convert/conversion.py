@@ -1,6 +1,5 @@
 """From a file to a converted file: read, recognise, translate, check and write."""
 
-import ast
 import json
 import os
 import re
@@ -10,7 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
-from grpo_cli.checks.recipe_checks import check_recipe
+from grpo_cli.checks.contents import check_rewards
+from grpo_cli.checks.recipe_checks import CheckedRecipe, check_recipe
 from grpo_cli.convert import trl
 from grpo_cli.convert.axolotl import convert_axolotl
 from grpo_cli.convert.datasets import PROMPT_EXAMPLE
@@ -79,6 +79,8 @@ class Conversion:
     """The file that was written."""
     report: KeyReport
     """What became of every key of the source."""
+    errors: int
+    """Errors that `grpo check` reports on the recipe as it is written, lines TO DO among them."""
 
     @property
     def valid(self) -> bool:
@@ -134,7 +136,8 @@ def convert_file(source: Path, dialect: str | None, output: Path | None) -> Conv
 
 def _convert(source: Path, dialect: str | None, output: Path | None) -> Conversion:
     report = translate(read_source(source), source, dialect, output)
-    problems, columns = _check(report, source, output)
+    checked, problems = _check(report, source, output)
+    columns = checked.preview.columns if checked.preview else None
     is_prompt_made = find(report.recipe, "dataset.prompt.user") or find(
         report.recipe, "dataset.columns.prompt"
     )
@@ -145,19 +148,30 @@ def _convert(source: Path, dialect: str | None, output: Path | None) -> Conversi
             f"prompt as Jinja over their columns\n{PROMPT_EXAMPLE}",
         )
         problems = tuple(each for each in problems if each.path != "dataset.prompt")
+    _name_columns(report, checked)
     text = write_recipe(report, source.name)
-    return Conversion(source, text, report.recipe, problems, output, report)
+    errors = len((_run_check(text, output, []) if report.to_do else checked).errors)
+    return Conversion(source, text, report.recipe, problems, output, report, errors)
 
 
-def _check(
-    report: KeyReport, source: Path, output: Path | None
-) -> tuple[tuple[Issue, ...], frozenset[str] | None]:
-    """Return what `grpo check` reports on the recipe, and the data's columns if they are known.
+def _name_columns(report: KeyReport, checked: CheckedRecipe) -> None:
+    """Add the columns that the rewards read to the example of what makes prompts of rows."""
+    available = (checked.preview.columns if checked.preview else None) or ()
+    params = check_rewards(checked.loaded, []).values()
+    read = dict.fromkeys(name for each in params for name in each.required_columns())
+    first, *others = [name for name in read if name not in available] or [""]
+    first = "answer" if not read and "rewards" in report.to_do else first
+    text = report.to_do.get("dataset.prompt", "")
+    if first and PROMPT_EXAMPLE in text:
+        items = [rf"{first}: {{from: answer, regex: '####\s*(.+)$'}}"]
+        items += [f"{each}: {each}" for each in others]
+        columns = f"columns: {{{', '.join(items)}}}   # what rewards receive"
+        report.to_do["dataset.prompt"] = f"{text}\n{columns}"
 
-    Parts that the user still has to write are checked with placeholders.
-    """
+
+def _run_check(text: str, output: Path | None, overrides: list[str]) -> CheckedRecipe:
+    """Check a recipe beside the file that it is written to, since its paths are relative to that."""
     folder = output.parent if output else Path.cwd()
-    # Beside the result, since its paths are relative to it.
     with tempfile.NamedTemporaryFile(
         "w",
         encoding="utf-8",
@@ -165,17 +179,28 @@ def _check(
         prefix=".convert-",
         suffix=".yaml",
     ) as file:
-        file.write(write_recipe(report, source.name))
+        file.write(text)
         file.flush()
-        checked = check_recipe(Path(file.name), _list_overrides(report))
+        return check_recipe(Path(file.name), overrides)
+
+
+def _check(
+    report: KeyReport, source: Path, output: Path | None
+) -> tuple[CheckedRecipe, tuple[Issue, ...]]:
+    """Check the recipe; return what `grpo check` reports on what the user need not write.
+
+    Parts that the user still has to write are checked with placeholders.
+    """
+    checked = _run_check(write_recipe(report, source.name), output, _list_overrides(report))
+    file = checked.loaded.tree.location.source
     problems = tuple(
         replace(problem, location=replace(problem.location, source=str(output)) if output else None)
-        if problem.location and problem.location.source == file.name
+        if problem.location and problem.location.source == file
         else problem
         for problem in checked.problems
         if not _is_left(report, problem.path)
     )
-    return problems, checked.preview.columns if checked.preview else None
+    return checked, problems
 
 
 def _list_overrides(report: KeyReport) -> list[str]:
@@ -273,7 +298,8 @@ def _translate_command(command: Command, source: Path, folders: tuple[Path, ...]
         flags = {**tree.plain(), **dict.fromkeys(unset, MISSING)}
         reader = Script(*read_python(read_source(script), script), script, folders[0], flags)
         for name in tree.value.keys() & read_keys("launch")["keep"].keys():
-            reader.put(name, tree.value[name].plain(), ast.Constant(None))
+            reader.report.tree.value[name] = tree.value[name]
+            reader.report.tree.key_locations[name] = tree.key_locations[name]
         return _translate_script(reader, folders)
     known: Dialect = next(
         (name for name, signs in _find_signs(tree) if signs and name != "axolotl"), "trl"
@@ -285,7 +311,8 @@ def _translate_command(command: Command, source: Path, folders: tuple[Path, ...]
         key = read_keys("swift-names").get(name, name) if dialect == "ms-swift" else name
         target = read_keys("script-targets").get(key) or trl.find_home(key)
         target = target or trl.find_model_key(key) or "training"
-        text = f"line {command.line} of {source.name} has `--{name} {value}`; write its value"
+        line = command.lines.get(name, command.line)
+        text = f"line {line} of {source.name} has `--{name} {value}`; write its value"
         report.to_do[target] = ". ".join(filter(None, (report.to_do.get(target), text)))
     report.drop_all(command.environment, "set it in the environment of `grpo train`")
     _CONVERTERS[dialect](report, folders)

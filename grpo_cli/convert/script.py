@@ -23,7 +23,7 @@ from grpo_cli.convert.script_values import (
     code_of,
     plain,
 )
-from grpo_cli.convert.trl import find_home
+from grpo_cli.convert.trl import INIT_KWARGS, find_home
 from grpo_cli.errors import nearest, recipe_error
 from grpo_cli.recipe.grpo_fields import MOVED, read_grpo_fields, refusal_of
 
@@ -67,7 +67,7 @@ class Script(ScriptModel):
         if trainer is not None:
             at = bound.get("train_dataset", (None, trainer.node))
             self.take_rows(at, bound.get("eval_dataset"))
-        self.sweep([value for value, _ in bound.values()])
+        self.sweep(bound)
 
     # The trainer and its config.
 
@@ -173,6 +173,8 @@ class Script(ScriptModel):
             self._take_sampling(value)
         elif data is not MISSING:
             self.put(name, data, node)
+        elif isinstance(value, Literal) and isinstance(value.data, dict) and not value.is_open:
+            self._take_mapping(name, target or name, value, node)
         elif name in ("bf16", "fp16") and "supported" in code_of(node):
             reason = "depends on the GPU; recipes train in bf16 unless `training.fp16: true`"
             self.drop(name, node, reason)
@@ -181,6 +183,29 @@ class Script(ScriptModel):
         else:
             reason = refusal_of(name) or MOVED.get(name) or "recipes have no such setting"
             self.drop(name, node, reason.removeprefix("remove it: "))
+
+    def _take_mapping(self, name: str, target: str, value: Literal, node: ast.AST) -> None:
+        """Take what is known of a mapping, and leave the rest to the user."""
+        homes = INIT_KWARGS if name == "model_init_kwargs" else {}
+        pairs: dict[Any, ast.AST] = {}
+        if isinstance(value.node, ast.Call):
+            pairs = {each.arg: each.value for each in value.node.keywords}
+        elif isinstance(value.node, ast.Dict):
+            written = zip(value.node.keys, value.node.values, strict=True)
+            pairs = {getattr(key, "value", None): item for key, item in written}
+        for key, item in value.data.items():
+            at = pairs.get(key, item.node)
+            if name == "model_init_kwargs" and key == "quantization_config":
+                self.take_quantization(item, at)
+            elif plain(item) is MISSING:
+                self.leave(homes.get(key, f"{target}.{key}"), item, at)
+        for each in value.rest:
+            fix = f"write what it adds: {self.advice_for(each)}"
+            self.leave(target, each, each.node, fix)
+        known = {key: plain(item) for key, item in value.data.items()}
+        known = {key: data for key, data in known.items() if data is not MISSING}
+        if known:
+            self.put(name, known, node)
 
     def _take_sampling(self, made: Object) -> None:
         """Take vLLM's `SamplingParams`, which unsloth samples with."""

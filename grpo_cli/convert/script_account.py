@@ -2,7 +2,7 @@
 
 import ast
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -86,10 +86,17 @@ def role_of(value: Value | None) -> str:
     return "model" if is_part else "rows" if is_rows(root) else ""
 
 
-def _is_text(value: Value) -> bool:
-    """Return whether a value is what a tokenizer makes of a text, and not the tokenizer."""
-    is_result = isinstance(value, Object) and value.is_call and value is not root_of(value)
-    return is_result and role_of(value) == "tokenizer"
+def _find_results(bound: Bound) -> dict[int, str]:
+    """Return the roles of what the trainer gets from functions that are not read, by id."""
+    parts = {"model": "model", "processing_class": "tokenizer"}
+    return {
+        id(each): parts[name]
+        for name, (value, _) in bound.items()
+        for each in (value, *(value.parts if isinstance(value, Choice) else ()))
+        if name in parts
+        and isinstance(each, Object)
+        and (each.is_call or each.name.startswith("["))
+    }
 
 
 def code_of_call(made: Object, longest: int = 120) -> str:
@@ -126,6 +133,7 @@ class ScriptAccount:
         """Keys of the recipe that no config of TRL has: key of the report, value and code."""
         self.done: set[int] = set()
         """Calls and assignments that are in the account, by id."""
+        self._results: dict[int, str] = {}
         self._read()
         self.made = self.evaluator.made
 
@@ -204,9 +212,10 @@ class ScriptAccount:
         """Return the code of an argument of a call."""
         call = made.node
         if isinstance(call, ast.Call):
-            for keyword in call.keywords:
-                if keyword.arg == (None if name == "**" else name):
-                    return keyword.value
+            written = None if name == "**" else name
+            nodes = [each.value for each in call.keywords if each.arg == written]
+            if len(nodes) == 1:
+                return nodes[0]
             if name.isdigit() and int(name) < len(call.args):
                 return call.args[int(name)]
         value = (made.args or {}).get(name)
@@ -322,28 +331,31 @@ class ScriptAccount:
 
     # What is left.
 
-    def sweep(self, reached: Iterable[Value]) -> None:
+    def sweep(self, bound: Bound) -> None:
         """Name every argument, assignment and method call on the training's objects that is not taken.
 
         Args:
-            reached: What the trainer gets.
+            bound: What the trainer gets.
         """
-        ids = {id(each) for value in reached for each in reachable(value)}
+        ids = {id(each) for value, _ in bound.values() for each in reachable(value)}
+        self._results = _find_results(bound)
         harmless = {*by_key(read_keys("script-harmless"))}
         nodes = {id(made.node) for made in self.made if id(made) in self.done}
         for made in self.made:
             if id(made.node) in nodes:
                 continue
             nodes.add(id(made.node))
-            role = role_of(made)
+            role = role_of(made) or self._find_role(made.owner)
             if role and made is root_of(made):
                 self._sweep_arguments(made, role, id(made) in ids)
             elif role:
                 if role != "rows" or made.name not in METHODS:
                     self._sweep_method(made, role)
             elif not {made.name.partition(".")[0], made.last_name} & harmless:
-                objects = [each for each in (made.args or {}).values() if not _is_text(each)]
-                touched = [role for role in map(role_of, objects) if role not in ("", "rows")]
+                objects = [each for each in (made.args or {}).values() if not self._is_text(each)]
+                touched = [
+                    role for role in map(self._find_role, objects) if role not in ("", "rows")
+                ]
                 configs = [each for each in objects if isinstance(each, Object) and is_config(each)]
                 if configs and id(made) not in ids:
                     self.leave_change(made)
@@ -351,11 +363,23 @@ class ScriptAccount:
                     reason = f"gets the {touched[0]}, and may change it; it is not read"
                     self.drop(code_of_call(made), made.node, reason)
         for change in self.evaluator.assignments:
-            role = role_of(change.owner)
+            role = self._find_role(change.owner)
             if role and id(change) not in self.done and id(change.node) not in nodes:
                 nodes.add(id(change.node))
                 self._sweep_assignment(change, role)
         self._sweep_unread({id(made.node) for made in self.made})
+
+    def _find_role(self, value: Value | None) -> str:
+        """Return the role of a value, which the trainer may get from a function that is not read."""
+        role = role_of(value)
+        while not role and isinstance(value, Object):
+            role, value = self._results.get(id(value), ""), value.owner
+        return role
+
+    def _is_text(self, value: Value) -> bool:
+        """Return whether a value is what a tokenizer makes of a text, and not the tokenizer."""
+        is_result = isinstance(value, Object) and value.is_call and value is not root_of(value)
+        return is_result and self._find_role(value) == "tokenizer"
 
     def leave_change(self, made: Object) -> None:
         """Leave what a function does to the config to the user."""

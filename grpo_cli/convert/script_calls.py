@@ -19,6 +19,7 @@ from grpo_cli.convert.script_values import (
     Value,
     choose,
     default_of,
+    fill_unset,
     literal,
     plain,
     root_of,
@@ -55,22 +56,18 @@ class Calls(Expressions):
     def call(self, node: ast.Call, frame: Frame) -> Value:
         """Return the result of a call."""
         function = self.evaluate(node.func, frame)
-        positional: list[Value] = []
-        keywords: Arguments = {}
-        for each in node.args:
-            value = self.evaluate(each, frame)
-            items = self.items_of(value) if isinstance(each, ast.Starred) else [value]
-            positional += items or []
-            keywords |= {} if items is not None else {"*": value}
+        positional, rest = self.collect(node.args, frame)
+        mapping = Literal(node, _name_rest("*", rest))
         for keyword in node.keywords:
             value = self.evaluate(keyword.value, frame)
-            mapping = self.mapping_of(value) if keyword.arg is None else None
-            if mapping is not None:
-                keywords |= {str(name): each for name, each in mapping.data.items()}
-                keywords |= {"**": value} if mapping.is_open else {}
+            if keyword.arg is None:
+                mapping = self.spread(mapping, value)
             else:
-                keywords[keyword.arg or "**"] = value
-        return self.call_value(node, function, positional, keywords)
+                mapping.data[keyword.arg] = value
+        keywords = {str(name): each for name, each in mapping.data.items()}
+        return self.call_value(
+            node, function, positional, keywords | _name_rest("**", mapping.rest)
+        )
 
     def call_value(
         self, node: ast.AST, function: Value, positional: list[Value], keywords: Arguments
@@ -142,17 +139,20 @@ class Calls(Expressions):
             name, value = each.arg, left.pop(each.arg, None)
             if index < min(len(positional), len(names)):
                 value = positional[index]
-            elif value is None and name in defaults:
-                value = self.evaluate(defaults[name], function.frame or self.module)
-                if {"*", "**"} & keywords.keys():
+            elif name in defaults:
+                default = self.evaluate(defaults[name], function.frame or self.module)
+                is_missing, value = value is None, fill_unset(value or default, default)
+                if is_missing and {"*", "**"} & keywords.keys():
                     value = Object(each, name=name, parts=(value,), default=default_of(value))
             frame.names[name] = value or Object(each, name=name, parts=(Object(each),))
         if spec.vararg:
             rest = tuple(positional[len(names) :])
-            frame.names[spec.vararg.arg] = Literal(spec.vararg, rest, "*" in left)
+            more = (left["*"],) if "*" in left else ()
+            frame.names[spec.vararg.arg] = Literal(spec.vararg, rest, rest=more)
         if spec.kwarg:
-            more = {name: value for name, value in left.items() if name not in ("*", "**")}
-            frame.names[spec.kwarg.arg] = Literal(spec.kwarg, more, "**" in left)
+            more = (left.pop("**"),) if "**" in left else ()
+            left.pop("*", None)
+            frame.names[spec.kwarg.arg] = Literal(spec.kwarg, left, rest=more)
 
     def _instantiate(
         self, node: ast.AST, cls: Class, positional: list[Value], keywords: Arguments
@@ -179,7 +179,11 @@ class Calls(Expressions):
             for name, preset in instance.attrs.items():
                 default = default_of(preset)
                 instance.attrs[name] = Object(node, name=name, parts=(preset,), default=default)
-        instance.attrs |= {name: value for name, value in values.items() if name not in ("*", "**")}
+        instance.attrs |= {
+            name: fill_unset(value, instance.attrs.get(name))
+            for name, value in values.items()
+            if name not in ("*", "**")
+        }
         if base is None:
             instance.parts = (*positional, *keywords.values())
             return instance
@@ -216,15 +220,15 @@ class Calls(Expressions):
             key = plain(positional[0])
             if key is not MISSING and key in data:
                 return data[key]
-            if key is not MISSING and not owner.is_open:
+            if key is not MISSING and owner.is_complete:
                 return positional[1] if count > 1 else literal(node, None)
-        if isinstance(data, dict) and name in ("items", "values", "keys") and not owner.is_open:
+        if isinstance(data, dict) and name in ("items", "values", "keys") and owner.is_complete:
             keys = [literal(node, key) for key in data]
             pairs = zip(keys, data.values(), strict=True)
             lists = {"items": [Literal(node, pair) for pair in pairs], "keys": keys}
             return Literal(node, lists.get(name, [*data.values()]))
         if name == "copy" and isinstance(data, list | dict):
-            return Literal(node, data.copy(), owner.is_open)
+            return Literal(node, data.copy(), owner.is_open, owner.rest)
         if name not in METHODS or is_open:
             return Object(node, parts=(owner, *positional, *keywords.values()))
 
@@ -241,16 +245,21 @@ class Calls(Expressions):
         items: Any = owner.data
         result: Value = literal(node, None)
         first = positional[0] if positional else None
-        more = self.mapping_of(first) if name == "update" and first else Literal(node, {})
         key = plain(first)
         match items, name:
             case list(), "append" if first is not None:
                 changed: Any = [*items, first]
-            case list(), "extend" if first is not None and self.items_of(first) is not None:
-                changed = [*items, *(self.items_of(first) or [])]
-            case dict(), "update" if more is not None and not more.is_open and "**" not in keywords:
-                changed = {**items, **more.data, **keywords}
-            case dict(), "pop" if isinstance(key, str) and (key in items or not owner.is_open):
+            case list(), "extend" if first is not None:
+                changed, more = [*items, *(self.items_of(first) or [])], self.items_of(first)
+                self.store(
+                    owner.__dict__, "rest", owner.rest + (() if more is not None else (first,))
+                )
+            case dict(), "update":
+                joined = self._join(owner, positional, keywords)
+                self.store(owner.__dict__, "rest", joined.rest)
+                self.store(owner.__dict__, "is_open", joined.is_open)
+                changed = joined.data
+            case dict(), "pop" if isinstance(key, str) and (key in items or owner.is_complete):
                 changed = {each: value for each, value in items.items() if each != key}
                 result = items.get(key) or (positional[1] if len(positional) > 1 else result)
             case _:
@@ -258,6 +267,14 @@ class Calls(Expressions):
                 return Object(node, parts=(owner, *positional))
         self.store(owner.__dict__, "data", changed)
         return result
+
+    def _join(self, mapping: Literal, positional: list[Value], keywords: Arguments) -> Literal:
+        """Return a mapping with what `dict` or `update` adds to it."""
+        stars = [keywords[star] for star in ("*", "**") if star in keywords]
+        named = {name: value for name, value in keywords.items() if name not in ("*", "**")}
+        for value in (*positional, Literal(mapping.node, named), *stars):
+            mapping = self.spread(mapping, value)
+        return mapping
 
     # Other packages.
 
@@ -289,11 +306,7 @@ class Calls(Expressions):
                 node, parts=(*positional,), default=default_of(value) if value else MISSING
             )
         if name == "dict" and len(positional) < 2:
-            mapping = self.mapping_of(first) if first else Literal(node, {})
-            named = {key: value for key, value in keywords.items() if key != "**"}
-            if mapping is not None:
-                is_open = mapping.is_open or "**" in keywords
-                return Literal(node, {**mapping.data, **named}, is_open)
+            return self._join(Literal(node, {}), positional, keywords)
         if first is None:
             return None
         if name in ("functools.partial", "partial"):
@@ -380,6 +393,12 @@ class Calls(Expressions):
         if (base := kind.outside_base) is not None:
             return self._build(instance, base, {**instance.attrs, **flags})
         return instance
+
+
+def _name_rest(star: str, rest: tuple[Value, ...]) -> Arguments:
+    """Return the unknown values of `*` or `**` as one argument."""
+    value = Object(rest[0].node, parts=rest) if len(rest) > 1 else None
+    return {star: value or rest[0]} if rest else {}
 
 
 def _number(positional: list[Value]) -> Arguments:

@@ -12,7 +12,6 @@ from typing import Any
 from grpo_cli.convert.script_calls import Calls
 from grpo_cli.convert.script_values import (
     MISSING,
-    OPERATORS,
     Class,
     Frame,
     Function,
@@ -56,8 +55,8 @@ class Evaluator(Calls):
             case ast.AnnAssign(target=target, value=ast.expr() as value):
                 self.assign(target, self.evaluate(value, frame), frame, statement)
             case ast.AugAssign(target=target, op=operator, value=value):
-                pair = [self.evaluate(target, frame), self.evaluate(value, frame)]
-                changed = self.lift(statement, OPERATORS.get(type(operator)), pair)
+                pair = self.evaluate(target, frame), self.evaluate(value, frame)
+                changed = self.operate(statement, operator, *pair)
                 self.assign(target, changed, frame, statement)
             case ast.FunctionDef() | ast.AsyncFunctionDef():
                 function = Function(statement, frame=frame)

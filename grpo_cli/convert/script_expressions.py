@@ -2,12 +2,13 @@
 
 import ast
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from grpo_cli.convert.script_values import (
     MISSING,
     OPERATORS,
+    Choice,
     Class,
     Frame,
     Function,
@@ -19,6 +20,7 @@ from grpo_cli.convert.script_values import (
     compute,
     default_of,
     literal,
+    merge,
     negate,
     plain,
     unset,
@@ -120,13 +122,9 @@ class Expressions:
             filled = [(test, unset(node) if each is MISSING else each) for test, each in options]
             self.store(target, key, choose(node, filled))
         elif key == "data" and all(isinstance(value, dict) for value in values):
-            names = dict.fromkeys(name for value in values for name in value)
-            pairs = {
-                name: [(test, value.get(name) or unset(node)) for test, value in options]
-                for name in names
-            }
-            merged = {name: choose(node, each) for name, each in pairs.items()}
-            self.store(target, key, merged)
+            self.store(target, key, merge(node, options))
+        elif key == "rest":
+            self.store(target, key, (*dict.fromkeys(each for value in values for each in value),))
         else:
             self.store(target, "is_open", True)
             if key == "data":
@@ -184,9 +182,9 @@ class Expressions:
             case ast.Subscript(value=owner, slice=key):
                 return self.get_item(node, self.evaluate(owner, frame), self.evaluate(key, frame))
             case ast.List(elts=elements) | ast.Tuple(elts=elements) | ast.Set(elts=elements):
-                items, is_open = self._collect(elements, frame)
+                items, rest = self.collect(elements, frame)
                 return Literal(
-                    node, tuple(items) if isinstance(node, ast.Tuple) else items, is_open
+                    node, tuple(items) if isinstance(node, ast.Tuple) else items, rest=rest
                 )
             case ast.Dict():
                 return self._collect_mapping(node, frame)
@@ -196,8 +194,9 @@ class Expressions:
             case ast.FormattedValue(value=value, conversion=-1, format_spec=None):
                 return self.evaluate(value, frame)
             case ast.BinOp(left=left, op=operator, right=right):
-                pair = [self.evaluate(left, frame), self.evaluate(right, frame)]
-                return self.lift(node, OPERATORS.get(type(operator)), pair)
+                return self.operate(
+                    node, operator, self.evaluate(left, frame), self.evaluate(right, frame)
+                )
             case ast.UnaryOp(op=operator, operand=operand):
                 inner = self.evaluate(operand, frame)
                 return self.lift(node, OPERATORS.get(type(operator)), [inner])
@@ -251,37 +250,59 @@ class Expressions:
     def items_of(self, value: Value) -> list[Value] | None:
         """Return the items of a list or the keys of a mapping that is known, or None."""
         match value:
-            case Literal(is_open=False, data=list() | tuple() | set() as data):
+            case Literal(is_complete=True, data=list() | tuple() | set() as data):
                 return [*data]
-            case Literal(is_open=False, data=dict() as data):
+            case Literal(is_complete=True, data=dict() as data):
                 return [literal(value.node, key) for key in data]
         return None
 
-    def _collect(self, elements: list[ast.expr], frame: Frame) -> tuple[list[Value], bool]:
+    def collect(
+        self, elements: list[ast.expr], frame: Frame
+    ) -> tuple[list[Value], tuple[Value, ...]]:
+        """Return the items of a list or the arguments of a call, and the values of `*` that are not known."""
         items: list[Value] = []
-        is_open = False
+        rest: tuple[Value, ...] = ()
         for element in elements:
             value = self.evaluate(element, frame)
             inner = self.items_of(value) if isinstance(element, ast.Starred) else [value]
             items += inner or []
-            is_open = is_open or inner is None
-        return items, is_open
+            rest += () if inner is not None else (value,)
+        return items, rest
 
     def _collect_mapping(self, node: ast.Dict, frame: Frame) -> Value:
-        data: dict[Any, Value] = {}
-        is_open = False
+        mapping = Literal(node, {})
         for key, value in zip(node.keys, node.values, strict=True):
             item = self.evaluate(value, frame)
             name = plain(self.evaluate(key, frame)) if key is not None else MISSING
-            inner = self.mapping_of(item) if key is None else None
-            if _is_key(name):
-                data[name] = item
-            elif inner is not None:
-                data |= inner.data
-                is_open = is_open or inner.is_open
+            if key is None:
+                mapping = self.spread(mapping, item)
+            elif _is_key(name):
+                mapping.data[name] = item
             else:
-                is_open = True
-        return Literal(node, data, is_open)
+                mapping.rest += (item,)
+        return mapping
+
+    def spread(self, mapping: Literal, value: Value) -> Literal:
+        """Return a mapping with the items of another value, of which one or more may be known."""
+        node, rest, is_open = mapping.node, mapping.rest, mapping.is_open
+        options = value.options if isinstance(value, Choice) else (("", value),)
+        merged: list[tuple[str, dict[Any, Value]]] = []
+        for test, option in options:
+            inner = self.mapping_of(option)
+            if inner is not None:
+                is_open = is_open or inner.is_open
+                rest += inner.rest or ((value,) if inner.is_open else ())
+            elif plain(option) is not None and getattr(option, "name", "") != "unset":
+                rest += (value,)
+            merged.append((test, {**mapping.data, **(inner.data if inner else {})}))
+        return Literal(node, merge(value.node, merged), is_open, (*dict.fromkeys(rest),))
+
+    def operate(self, node: ast.AST, operator: ast.operator, left: Value, right: Value) -> Value:
+        """Return the result of an operator; of `|`, what is known of the mapping."""
+        mapping = self.mapping_of(left) if isinstance(operator, ast.BitOr) else None
+        if mapping is not None:
+            return self.spread(Literal(node, mapping.data, mapping.is_open, mapping.rest), right)
+        return self.lift(node, OPERATORS.get(type(operator)), [left, right])
 
     def mapping_of(self, value: Value) -> Literal | None:
         """Return the mapping that `**` passes on of a value, or None."""
@@ -383,7 +404,7 @@ class Expressions:
         match owner:
             case Literal(data=dict() as data) if _is_key(index) and index in data:
                 return data[index]
-            case Literal(data=list() | tuple() as data, is_open=False) if isinstance(index, int):
+            case Literal(data=list() | tuple() as data, is_complete=True) if isinstance(index, int):
                 if -len(data) <= index < len(data):
                     return data[index]
             case Object():
@@ -438,10 +459,10 @@ class Expressions:
 def _freeze(value: Value) -> Value:
     """Return a list or mapping as it is now: the script may change it later."""
     if isinstance(value, Literal) and isinstance(value.data, list):
-        return Literal(value.node, [*map(_freeze, value.data)], value.is_open)
+        return replace(value, data=[*map(_freeze, value.data)])
     if isinstance(value, Literal) and isinstance(value.data, dict):
         items = {key: _freeze(item) for key, item in value.data.items()}
-        return Literal(value.node, items, value.is_open)
+        return replace(value, data=items)
     return value
 
 

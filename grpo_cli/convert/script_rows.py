@@ -204,7 +204,7 @@ class ScriptRows(ScriptAccount):
 
     def _take_other_changes(self, passes: list[Object], others: list[Object]) -> None:
         """Take what is done to held-out rows alone."""
-        reasons = by_key(read_keys("script-rows-calls"))
+        reasons = by_key({**read_keys("script-rows-calls"), **read_keys("script-held-out-calls")})
         codes = {_code_of_arguments(each) for each in passes}
         for change in [each for each in others if each not in passes]:
             self.done.add(id(change))

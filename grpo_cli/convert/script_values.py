@@ -33,7 +33,14 @@ class Literal(Value):
 
     data: Any
     is_open: bool = False
-    """Whether the script adds items that are not known."""
+    """Whether the script changes items in a way that is not followed."""
+    rest: tuple[Value, ...] = ()
+    """Unknown values whose items it has besides, such as those of `**` or `update`."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it has these items and no others."""
+        return not (self.is_open or self.rest)
 
 
 @dataclass(eq=False)
@@ -148,7 +155,7 @@ def plain(value: Value | None, of: Callable[[Any], Any] | None = None) -> Any:
     """Return a value that is known as a whole as plain Python, or MISSING; `of` reads what it holds."""
     of = of or plain
     match value:
-        case Literal(is_open=True):
+        case Literal(is_complete=False):
             return MISSING
         case Literal(data=list() | tuple() | set() as items):
             values = [of(item) for item in items]
@@ -200,10 +207,10 @@ def root_of(value: Value | None) -> Value | None:
 def parts_of(value: Value) -> Iterator[Value]:
     """Yield the values that a value directly consists of or is computed from."""
     match value:
-        case Literal(data=dict() as items):
-            yield from items.values()
-        case Literal(data=list() | tuple() | set() as items):
-            yield from items
+        case Literal(data=dict() as items, rest=rest):
+            yield from (*items.values(), *rest)
+        case Literal(data=list() | tuple() | set() as items, rest=rest):
+            yield from (*items, *rest)
         case Object():
             yield from filter(None, (value.owner,))
             yield from (value.args or {}).values()
@@ -239,6 +246,8 @@ def _is_same(first: Value, second: Value) -> bool:
 
 def choose(node: ast.AST, options: Sequence[tuple[str, Value]]) -> Value:
     """Return one of several values; the value itself if all are the same."""
+    if all(option is options[0][1] for _, option in options):
+        return options[0][1]
     flat = [
         pair
         for condition, option in options
@@ -252,6 +261,26 @@ def choose(node: ast.AST, options: Sequence[tuple[str, Value]]) -> Value:
         return Object(node, parts=tuple(option for _, option in unlike))
     values = tuple(option for _, option in unlike)
     return values[0] if len(values) == 1 else Choice(node, parts=values, options=tuple(unlike))
+
+
+def merge(node: ast.AST, options: Sequence[tuple[str, dict[Any, Value]]]) -> dict[Any, Value]:
+    """Return the items of mappings of which one holds; what one of them lacks is not set there."""
+    names = dict.fromkeys(name for _, data in options for name in data)
+    return {
+        name: choose(node, [(test, data.get(name) or unset(node)) for test, data in options])
+        for name in names
+    }
+
+
+def fill_unset(value: Value, default: Value | None) -> Value:
+    """Return a value with a default where it is not set."""
+    if not isinstance(value, Choice) or default is None:
+        return value
+    pairs = [
+        (test, default if getattr(option, "name", "") == "unset" else option)
+        for test, option in value.options
+    ]
+    return choose(value.node, pairs)
 
 
 def code_of(node: ast.AST, longest: int = 60) -> str:

@@ -3,9 +3,10 @@
 Source: `trl grpo`, `accelerate launch`, `torchrun`, and ms-swift's `swift rlhf`.
 """
 
+import io
 import re
 import shlex
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -15,9 +16,13 @@ from grpo_cli.issues import Location
 from grpo_cli.recipe.yaml_tree import Node, as_node, merge, read_scalar, read_source, read_text
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+_NAMED = re.compile(r"--?[A-Za-z]|[A-Za-z_]\w*=")
+"""The start of a flag, or of a variable with its value."""
 _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?::?-([^}]*))?\}|([A-Za-z_]\w*))")
-_COMMENT = re.compile(r"""("(?:\\.|[^"\\])*"|'[^']*'|\\.)|(?<!\S)#[^\n]*""", re.DOTALL)
+_COMMENT = re.compile(r"""("(?:\\.|[^"\\])*"|'[^']*'|\\.)|(?<!\S)#[^\n\f]*""", re.DOTALL)
 """A quoted text or an escaped sign, or a comment: a `#` inside a word begins none."""
+_CONTINUED = "\f"
+"""Stands for a `\\` at the end of a line, and the end of the line."""
 _ENDS = {"|", "||", "&&", "&", ";", ">", ">>", "2>&1", "<"}
 
 
@@ -33,6 +38,8 @@ class Command:
     launcher: list[str] = field(default_factory=list)
     """Arguments of accelerate or torchrun before the Python file."""
     environment: dict[str, str] = field(default_factory=dict)
+    lines: dict[str, int] = field(default_factory=dict)
+    """The line of each flag and variable of the environment."""
 
 
 def read_command(text: str, source: FilePath) -> Command:
@@ -43,13 +50,18 @@ def read_command(text: str, source: FilePath) -> Command:
     """
     variables: dict[str, str] = {}
     exported: dict[str, str] = {}
+    lines: dict[str, int] = {}
     commands: list[Command] = []
-    for line, code in _join_lines(text):
-        words = _split(code)
+    for first, code in _join_lines(text):
+        placed = _split(code, first)
+        words = [word for word, _ in placed]
+        line = placed[0][1] if placed else first
+        named = {_name_flag(word): number for word, number in placed if _NAMED.match(word)}
         if words and words[0] in ("export", "declare", "local", "readonly"):
             pairs = [_ASSIGNMENT.fullmatch(word) for word in words[1:]]
             variables |= {pair[1]: _expand(pair[2], variables) for pair in pairs if pair}
             exported |= {pair[1]: variables[pair[1]] for pair in pairs if pair}
+            lines |= named
             continue
         words = [_expand(word, variables) for word in words]
         start = next(
@@ -61,6 +73,7 @@ def read_command(text: str, source: FilePath) -> Command:
             variables |= prefix
         elif (command := _find_command(words[start:], line)) is not None:
             command.environment = {**exported, **prefix}
+            command.lines = {**lines, **named}
             commands.append(command)
     meant = [each for each in commands if each.tool in ("trl", "swift")] or commands
     if len(meant) != 1:
@@ -68,8 +81,8 @@ def read_command(text: str, source: FilePath) -> Command:
         if not meant:
             cause = "starts no training of TRL or ms-swift"
             raise recipe_error(cause, CONVERTIBLE, location=where)
-        lines = ", ".join(str(command.line) for command in meant)
-        cause = f"starts {len(meant)} trainings (lines {lines})"
+        starts = ", ".join(str(command.line) for command in meant)
+        cause = f"starts {len(meant)} trainings (lines {starts})"
         raise recipe_error(cause, "keep one of them in the file", location=where)
     return meant[0]
 
@@ -80,11 +93,12 @@ def _join_lines(text: str) -> list[tuple[int, str]]:
     start, code = 0, ""
     for number, line in enumerate(text.split("\n"), 1):
         is_comment = line.lstrip().startswith("#")
-        if is_comment and (not code or code.endswith(" ")):
+        if is_comment and (not code or code.endswith(_CONTINUED)):
+            code += _CONTINUED if code else ""
             continue
         start = start or number
         if line.rstrip().endswith("\\") and not line.rstrip().endswith("\\\\"):
-            code += f"{line.rstrip()[:-1]} "
+            code += f"{line.rstrip()[:-1]}{_CONTINUED}"
             continue
         code += line
         if _is_open(code) and number - start < 200:
@@ -107,16 +121,28 @@ def _is_open(code: str) -> bool:
     return False
 
 
-def _split(code: str) -> list[str]:
+def _split(code: str, line: int) -> list[tuple[str, int]]:
+    """Return the words of a command, each with its line: of several commands, of one that trains."""
+    text = _COMMENT.sub(_keep_quoted, code)
+    stream = io.StringIO(text)
+    lexer = shlex.shlex(stream, posix=True)
+    lexer.whitespace_split, lexer.commenters = True, ""
+    lexer.whitespace += _CONTINUED
+    placed: list[tuple[str, int]] = []
     try:
-        words = shlex.split(_COMMENT.sub(_keep_quoted, code))
+        for word in lexer:
+            before = text[: stream.tell() - 1].removesuffix(word)
+            number = line + before.count("\n") + before.count(_CONTINUED)
+            placed.append((word.replace(_CONTINUED, ""), number))
     except ValueError:
         return []
-    end = next((i for i, word in enumerate(words) if word in _ENDS), len(words))
-    rest = words[end + 1 :]
-    if rest and words[end] in ("&&", ";"):
-        return words[:end] if _find_command(words[:end], 0) else _split(shlex.join(rest))
-    return [word.rstrip(";") for word in words[:end]]
+    while True:
+        words = [word for word, _ in placed]
+        end = next((i for i, word in enumerate(words) if word in _ENDS), len(words))
+        is_last = end + 1 >= len(words) or words[end] not in ("&&", ";")
+        if is_last or _find_command(words[:end], line):
+            return [(word.rstrip(";"), number) for word, number in placed[:end]]
+        placed = placed[end + 1 :]
 
 
 def _expand(word: str, variables: dict[str, str]) -> str:
@@ -151,14 +177,19 @@ def _find_command(words: list[str], line: int) -> Command | None:
     return None
 
 
+def _name_flag(word: str) -> str:
+    """Return the name in `--name=value` or `NAME=value`."""
+    return word.lstrip("-").partition("=")[0].replace("-", "_")
+
+
 def read_flags(words: list[str], *, is_one: bool = False) -> dict[str, Any]:
     """Return flags and their values: a list if there are several, true if there is none."""
     flags: dict[str, list[str]] = {}
     name = ""
     for word in words:
         if re.match(r"--?[A-Za-z]", word):
-            name, equals, value = word.lstrip("-").partition("=")
-            name = name.replace("-", "_")
+            _, equals, value = word.partition("=")
+            name = _name_flag(word)
             flags[name] = [value] if equals else []
         elif name and not (is_one and flags[name]):
             flags[name].append(word)
@@ -180,15 +211,17 @@ def build_tree(command: Command, source: FilePath) -> tuple[Node, dict[str, str]
     Raises:
         RecipeError: The YAML cannot be read.
     """
-    where = Location(str(source), command.line, 1)
+    where, lines = Location(str(source), command.line, 1), dict(command.lines)
     flags = read_flags(command.words)
     launcher = read_flags(command.launcher, is_one=True)
     if "config_file" in launcher:
         launcher["accelerate_config"] = launcher.pop("config_file")
+        lines["accelerate_config"] = lines["config_file"]
     flags = {**launcher, **command.environment, **flags}
     for name, renamed in by_key(read_keys("launcher-names")).items():
         if name in flags:
             value = flags.pop(name)
+            lines.setdefault(renamed, lines.get(name, command.line))
             flags.setdefault(renamed, read_scalar(value) if isinstance(value, str) else value)
     config = flags.pop("config", None)
     unset = {
@@ -197,8 +230,9 @@ def build_tree(command: Command, source: FilePath) -> tuple[Node, dict[str, str]
         if re.search(r"\$[\w({]", str(value)) and name not in command.environment
     }
     flags = {name: value for name, value in flags.items() if name not in unset}
-    tree = as_node(flags, where)
-    tree.key_locations.update(dict.fromkeys(flags, where))
+    places = {name: replace(where, line=lines.get(name, command.line)) for name in flags}
+    tree = Node({name: as_node(value, places[name]) for name, value in flags.items()}, where)
+    tree.key_locations.update(places)
     if config is None:
         return tree, unset
     path = next(

@@ -116,6 +116,25 @@ def test_a_script_becomes_a_recipe_and_lines_to_do(tmp_path):
     assert grpo("check", "new.yaml", *flags, cwd=tmp_path).returncode == 0
 
 
+@pytest.mark.parametrize("generations", [1, 4])
+def test_problems_are_counted_as_check_counts_them(generations, tmp_path):
+    script = (
+        "def right(completions, gold, level):\n    return [1.0]\n"
+        'if __name__ == "__main__":\n'
+        f"    args = GRPOConfig(beta=read(), num_generations={generations})\n"
+        '    GRPOTrainer("org/model", right, args, load_dataset("org/rows").map(f))\n'
+    )
+    path = write_recipe(tmp_path, script, "train.py")
+    done = grpo("convert", path, "-o", "new.yaml", cwd=tmp_path)
+    checked = grpo("check", "new.yaml", cwd=tmp_path)
+    count = next(
+        line for line in (checked.stdout + checked.stderr).splitlines() if "was started" in line
+    )
+    assert count.partition(";")[0] in done.stderr
+    assert "columns: {gold: {from: answer, regex:" in (tmp_path / "new.yaml").read_text()
+    assert "level: level}" in (tmp_path / "new.yaml").read_text()
+
+
 def test_a_dataset_without_prompts_is_a_line_to_do(tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"question": "one", "solution": "1"}\n' * 8)
     files = "datasets: [{path: json, data_files: rows.jsonl}]"

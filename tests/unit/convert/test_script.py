@@ -189,8 +189,8 @@ def test_a_name_of_a_function_hides_the_scripts():
         ("KW['a'] = 2", {"a": 2}),
         ("KW.update(a=2)", {"a": 2}),
         ("KW |= {'b': 3}", {"a": 1, "b": 3}),
+        ("KW = {**KW, **({'b': 3} if c else {'b': 3, 'a': 1})}", {"a": 1, "b": 3}),
         ("del KW['a']", None),
-        ("KW.update(more)", None),
         ("for x in xs: KW[x] = 1", None),
     ],
 )
@@ -201,6 +201,72 @@ def test_a_mapping_is_read_as_it_is_where_it_is_used(change, expected):
     report = convert(before)
     assert find(report.recipe, "model.init_kwargs") == expected
     assert ("model.init_kwargs" in report.to_do) == (expected is None)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "KW.update(more())",
+        "KW |= more()",
+        "KW = {**KW, **more()}",
+        "KW = dict(KW, **more())",
+        "KW = {**KW, **({'b': more()} if c else {})}",
+        "if c:\n    KW.update(b=more())",
+        "KW.update({'b': more()} if c else {})",
+    ],
+)
+def test_what_is_known_of_a_mapping_is_kept_and_the_rest_is_named(change):
+    text = f"KW = {{'a': 1, 'attn_implementation': 'sdpa'}}\n{change}\n"
+    report = convert(f"{text}args = GRPOConfig(model_init_kwargs=KW)\n{TAIL}")
+    assert report.recipe["model"]["attn_implementation"] == "sdpa"
+    assert report.recipe["model"]["init_kwargs"] == {"a": 1}
+    (left,) = report.to_do.items()
+    assert left[0] in ("model.init_kwargs", "model.init_kwargs.b")
+    assert "more()" in left[1]
+
+
+def test_arguments_that_depend_on_a_condition_are_named_with_their_values():
+    bits = "{'quantization_config': BitsAndBytesConfig(load_in_4bit=True)}"
+    report = convert(
+        "def make(beta=0.3, **more):\n    return GRPOConfig(beta=beta, **more)\n"
+        f"KW = {{'attn_implementation': 'sdpa', **({bits} if small else {{}})}}\n"
+        "args = make(**({'beta': 0.1, 'top_p': 0.9} if fast else {'top_p': 0.9}),\n"
+        f"    model_init_kwargs=KW, **first(), **second())\n{TAIL}"
+    )
+    assert find(report.recipe, "generation.top_p") == 0.9
+    assert find(report.recipe, "model.attn_implementation") == "sdpa"
+    assert "0.1 if `fast`, or 0.3 if `not fast`" in report.to_do["training.beta"]
+    assert "load_in_4bit=True" in report.to_do["model.quantization"]
+    assert all(
+        each.key.startswith("Bits") is False or "condition" in each.note for each in report.dropped
+    )
+    assert "first()" in report.to_do["training"]
+    assert not any("does not reach" in reason for reason in reasons(report).values())
+
+
+def test_what_takes_the_trainers_model_is_named_wherever_the_model_comes_from():
+    report = convert(
+        "model, tokenizer = load(cfg)\nif ready(cfg):\n    unfreeze(model)\n"
+        "print(tokenizer.decode(x))\nlook(tokenizer.decode(x))\nmodel.config.use_cache = False\n"
+        "GRPOTrainer(model, 'r/m', train_dataset=load_dataset('d/x'), processing_class=tokenizer)\n"
+    )
+    assert reasons(report) == {
+        "unfreeze(model)": "gets the model, and may change it; it is not read",
+        "tokenizer.decode(x)": "it prepares texts outside of the training",
+        "tokenizer.decode(x) (line 5)": "it prepares texts outside of the training",
+        "model.config.use_cache = False": "it is off while training",
+    }
+
+
+def test_held_out_rows_are_not_said_to_be_shuffled():
+    report = convert(
+        "rows = load_dataset('d/x')\n"
+        "GRPOTrainer('m/x', 'r/m', train_dataset=rows['a'].shuffle(seed=1),\n"
+        "    eval_dataset=rows['b'].shuffle(seed=2).select(range(9)))\n"
+    )
+    assert "training shuffles" in reasons(report)["….shuffle(seed=1)"]
+    assert "in the order of the data" in reasons(report)["….shuffle(seed=2)"]
+    assert "dataset.eval_limit" in report.to_do
 
 
 def test_arguments_in_a_mapping_are_read():

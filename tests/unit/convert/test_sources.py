@@ -60,7 +60,7 @@ def test_swift_in_a_shell_script_is_read_with_its_variables_and_defaults():
     assert recipe["generation"]["backend"] == "vllm"
     assert (recipe["training"]["beta"], recipe["generation"]["temperature"]) == (0.04, 0.9)
     assert report.to_do["training.learning_rate"].startswith(
-        "line 8 of run.sh has `--learning_rate $1`"
+        "line 20 of run.sh has `--learning_rate $1`"
     )
     assert "learning_rate" not in recipe["training"]
     assert "mine" in report.to_do["rewards.3"]
@@ -71,6 +71,22 @@ def test_swift_in_a_shell_script_is_read_with_its_variables_and_defaults():
         "reward_funcs.3",
     }
     assert set(report.to_do) == {"dataset.prompt", "training.learning_rate", "rewards.3"}
+
+
+def test_each_flag_of_a_shell_script_has_its_own_line():
+    text = "true &&\\\n" + SWIFT[SWIFT.index("CUDA") :]
+    text = text.replace("--train_type lora --lora_rank 16", "--train_type full --freeze_vit true")
+    report = convert(
+        f"export PYTHONPATH=src\n# one\n{text.rstrip()} --odd '\n' --strange 1\n", "run.sh"
+    )
+    lines = text.split("\n")
+    for key in ("CUDA_VISIBLE_DEVICES", "external_plugins", "freeze_vit", "reward_funcs.3"):
+        (entry,) = [each for each in report.dropped if each.key == key]
+        assert key.partition(".")[0] in lines[entry.location.line - 3]
+    places = {entry.key: entry.location.line for entry in report.dropped}
+    assert (places["PYTHONPATH"], places["odd"] - places["freeze_vit"]) == (1, 10)
+    assert places["strange"] == places["odd"] + 1
+    assert reasons(report)["freeze_vit"].startswith("recipes train all weights, or with LoRA")
 
 
 @pytest.mark.parametrize("name", ["swift.yaml", "swift.json"])
