@@ -264,10 +264,14 @@ def test_every_field_that_a_recipe_takes_is_read_or_guarded(train):
 LOSSES = {
     "delta": (1.01, {"loss_type": "sapo"}, {}),
     "epsilon": (1e-4, {"loss_type": "sapo"}, {}),
-    "epsilon_high": (1e-4, {"loss_type": "sapo"}, {}),
+    "epsilon_high": (1e-4, {"num_iterations": 1}, {}),
     "sapo_temperature_neg": (9.0, {}, {"loss_type": "sapo"}),
-    "sapo_temperature_pos": (9.0, {}, {"loss_type": "sapo"}),
-    "vespo_k_pos": (9.0, {}, {"loss_type": "vespo"}),
+    "sapo_temperature_pos": (
+        8.0,
+        {"loss_type": "sapo", "num_iterations": 1},
+        {"loss_type": "sapo"},
+    ),
+    "vespo_k_pos": (9.0, {"loss_type": "vespo", "num_iterations": 1}, {"loss_type": "vespo"}),
     "vespo_k_neg": (9.0, {}, {"loss_type": "vespo"}),
     "vespo_lambda_pos": (9.0, {}, {"loss_type": "vespo"}),
     "vespo_lambda_neg": (9.0, {}, {"loss_type": "vespo"}),
