@@ -188,7 +188,7 @@ class _Worker:
         except OSError as error:
             raise self._ended() from error
         left = seconds
-        while not wait([self._pipe, self.process.sentinel], left):
+        while not wait([self._pipe, self.process.sentinel], max(left, 0.01)):
             imported = self._imports_s() - imports_s
             left = seconds + min(imported, LOADING_S) - (time.monotonic() - start)
             if left <= 0:
