@@ -6,9 +6,10 @@ import importlib
 import re
 import symtable
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from grpo_cli.rewards.sandbox.child import MODULE
 from grpo_cli.rewards.sandbox.runner import Check
 
 _CONSTRUCTORS: Mapping[str, Any] = {
@@ -79,31 +80,20 @@ def read_doctest(text: str) -> str:
 
 
 class Runnable(ast.NodeTransformer):
-    """Makes a test file run as one text: without imports of the program, and without starting a test runner."""
-
-    def __init__(self) -> None:
-        self._modules: set[str] = set()
+    """Makes a test file run as one text: the program's module is `solution`, and no test runner is started."""
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> Any:
-        """Leave out `from solution import f`."""
-        if not node.level and (node.module or "").rpartition(".")[2] not in _PROGRAM:
-            return node
-        renamed = [f"{each.asname} = {each.name}" for each in node.names if each.asname]
-        return ast.parse("\n".join(renamed) or "pass").body
+        """Read `from package.main import f` as `from solution import f`."""
+        if node.level or (node.module or "").rpartition(".")[2] in _PROGRAM:
+            return ast.ImportFrom(MODULE, node.names, 0)
+        return node
 
     def visit_Import(self, node: ast.Import) -> Any:
-        """Leave out `import solution`."""
-        own = [each for each in node.names if each.name in _PROGRAM]
-        self._modules |= {each.asname or each.name for each in own}
-        node.names = [each for each in node.names if each not in own]
-        return node if node.names else ast.Pass()
-
-    def visit_Attribute(self, node: ast.Attribute) -> Any:
-        """Read `solution.f` as `f`."""
-        match node.value:
-            case ast.Name(id=name) if name in self._modules:
-                return ast.Name(node.attr, node.ctx)
-        return self.generic_visit(node)
+        """Read `import main` as `import solution as main`."""
+        for each in node.names:
+            if each.name in _PROGRAM:
+                each.asname, each.name = each.asname or each.name, MODULE
+        return node
 
     def visit_If(self, node: ast.If) -> Any:
         """Take what runs if the file is run."""
@@ -151,10 +141,15 @@ def _executed(body: Sequence[ast.stmt]) -> list[ast.stmt]:
 def read_code(body: list[ast.stmt], function: str | None) -> list[ProgramTest]:
     """Read one test per assertion if all else between them is preparation; else one in all."""
     defined = {part.name for part in body if isinstance(part, ast.FunctionDef)}
-    called = [ast.unparse(part) for part in body if isinstance(part, ast.Expr)]
-    if function and "check" in defined and not any("check(" in each for each in called):
+    if function and "check" in defined:
         # HumanEval's `check(candidate)`, which somebody else has to call.
-        body = [*body, *ast.parse(f"check({function})").body]
+        body = [part for part in body if ast.unparse(part) != f"check({function})"]
+        if not any("check(" in ast.unparse(part) for part in body if isinstance(part, ast.Expr)):
+            call = f"import {MODULE} as _program\ncheck(_program.{function})"
+            body = [*body, *ast.parse(call).body]
+    elif function in {*dir(builtins), *_HELPERS} & _names(body, ast.Load) - _find_requested(body):
+        # Not taken from a program unless this is asked for.
+        body = [*ast.parse(f"from {MODULE} import {function}").body, *body]
     tests = []
     setup: list[ast.stmt] = []
     for statement in body:
@@ -210,7 +205,8 @@ def _read_assertion(setup: list[ast.stmt], statement: ast.Assert) -> ProgramTest
             for expression, expected in ((left, right), (right, left)):
                 known, value = compute(expected)
                 if known:
-                    return ProgramTest(value, _isolate(setup, expression))
+                    check = replace(_isolate(setup, expression), expected=ast.unparse(expected))
+                    return ProgramTest(value, check)
     return ProgramTest(check=_isolate([*setup, statement]))
 
 
@@ -226,22 +222,39 @@ def _isolate(
     setup = ast.unparse(ast.Module(body=list(body), type_ignores=[]))
     missing = _find_undefined(f"{setup}\n{value}")
     imports = {}
-    for node in _walk([*body, expression] if expression else body):
+    parts = [*body, expression] if expression else body
+    requested = _find_requested(parts)
+    for node in _walk(parts):
         match node:
             case ast.Attribute(value=ast.Name(id=name), attr=attribute) if name in missing:
                 if name in _LIBRARY and _has(_LIBRARY[name], attribute):
                     imports[name] = f"import {_LIBRARY[name]} as {name}\n"
     missing -= imports.keys()
-    if missing - _HELPERS.keys():
+    if requested or missing - _HELPERS.keys():
         helpers = missing & _HELPERS.keys()
         imports |= {name: f"from {_HELPERS[name]} import {name}\n" for name in helpers}
     lines = "".join(imports[name] for name in sorted(imports))
     return Check(
-        names=sorted(missing - imports.keys()),
+        names=sorted(requested | missing - imports.keys()),
         setup=lines + setup,
         collected=list(collected),
         expression=value,
     )
+
+
+def _find_requested(body: Sequence[ast.AST]) -> set[str]:
+    """Return the names that code imports from the program, or reads of its module."""
+    nodes = _walk(body)
+    imported = [each for node in nodes if isinstance(node, ast.Import) for each in node.names]
+    modules = {each.asname for each in imported if each.name == MODULE}
+    requested = set()
+    for node in nodes:
+        match node:
+            case ast.ImportFrom(module=module, names=names) if module == MODULE:
+                requested |= {each.name for each in names} - {"*"}
+            case ast.Attribute(value=ast.Name(id=name), attr=attribute) if name in modules:
+                requested.add(attribute)
+    return requested
 
 
 def _has(module: str, attribute: str) -> bool:

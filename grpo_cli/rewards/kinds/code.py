@@ -52,8 +52,10 @@ class CodeParams(RewardParams):
     find out whether a file exists, its size and its age.
 
     Reward hacking: a test runs in a process of its own. From the program it gets the names that it uses, does not
-    define itself, and that are not Python's own or its library's (`range`, `math`, `Counter`); without any of
-    these, the score is 0. Results come back as copies: exact numbers, texts, bytes, None, lists, tuples, dicts and
+    define itself, and that are not Python's own or its library's (`range`, `math`, `Counter`). A function named
+    like one of Python's is taken from the program if `function` names it or the test imports it
+    (`from solution import sum`). A row whose tests use no name of the program is an error.
+    Results come back as copies: exact numbers, texts, bytes, None, lists, tuples, dicts and
     sets, named tuples, dates, fractions and the like; iterators and functions can be used, but not compared.
     Expected values never enter the program's process. An object of the program's own class has methods, attributes
     and operators if the test names the class (`s = Stack()`); any other such object gives 0 as soon as the test
@@ -62,12 +64,18 @@ class CodeParams(RewardParams):
     order beside it, a result that was computed from a number of the test is not a number, and only the object that
     the test made (not one that a function or method returned) says what it contains.
 
+    Tests that can be forged: a test that asks the program to judge itself. It may call helpers that the program
+    defines (HumanEval's `poly` and `encode_cyclic`), compare identity (`is`) with what it passed, compare a result
+    with a list that it passed and the program changed, call special methods (`a.__eq__(b)`), or run in a context
+    manager of the program, which suppresses exceptions other than a failed assertion.
+
     What tests can pass: plain data, functions, and objects of classes that they define. Lists and the like that a
     function changes are changed in the test too, so compare with a copy: `f(x) == sorted(x)` is true of a function
     that empties `x`. A test cannot derive a class from one of the program's, receive coroutines, or redirect the
-    program's input and output. Test functions and classes (`test_…`, `unittest.TestCase`) are run, with
-    `pytest.raises`, `approx`, `fixture` and `mark.parametrize`; imports from `solution`, `main` and the like are
-    the program's names.
+    program's input and output. An assertion that fails in a function which the program calls fails the test,
+    even if the program catches the exception. Test functions and classes (`test_…`, `unittest.TestCase`) are run,
+    with `pytest.raises`, `approx`, `fixture` and `mark.parametrize`; imports from `solution`, `main` and the like
+    are the program's names.
 
     Source: the test formats of APPS (Hendrycks et al. 2021), MBPP (Austin et al. 2021) and
     HumanEval (Chen et al. 2021).
@@ -90,7 +98,8 @@ class CodeParams(RewardParams):
     """Whether all tests must pass, or each counts; with `all`, testing stops at the first failure."""
     compare: Literal["tokens", "exact", "float"] = "tokens"
     """How outputs are compared: word by word, exactly (except for line breaks after the last line), or
-    word by word with a tolerance for numbers (1e-6), which then also applies to return values."""
+    word by word with a tolerance for numbers (1e-6), which then also applies to return values; two integers
+    are compared exactly."""
     seconds_per_test: Number = Field(default=5.0, gt=0, le=600)
     """Time limit of a test (wall-clock), from the program's first line to its end."""
     memory_mib: Integer = Field(default=512, ge=64)
@@ -135,16 +144,13 @@ class CodeParams(RewardParams):
                 "name the column that holds them (`tests: …`), or correct them: write lists and dicts "
                 "with `json.dumps` (not `str` or `repr`) when you make the data"
             )
-            return Issue(str(error), fix, "tests")
+            seen, _, better = str(error).partition(". Fix: ")
+            return Issue(seen, better or fix, "tests")
         if foreign := self._find_foreign(tests):
             seen = f"the tests import {', '.join(foreign)}, and with `packages: false` they cannot"
             return Issue(
                 seen, "set `packages: true` and `memory_mib: 4096`", "packages", level="warning"
             )
-        if any(test.check and not test.check.names for test in tests):
-            seen = "the tests use nothing that a program defines, so every program gets 0"
-            fix = "correct them: names of the tests' own, and of Python's, are not taken from the program"
-            return Issue(seen, fix, "tests")
         if tests and all(looks_like_call(test) for test in tests):
             seen = (
                 f"programs read {tests[0].stdin!r:.60} from stdin and have to print {tests[0].expected!r:.60}: "
@@ -166,9 +172,13 @@ class CodeParams(RewardParams):
 
     def _find_foreign(self, tests: "list[ProgramTest]") -> list[str]:
         """Return the packages that tests import and do not find."""
+        from grpo_cli.rewards.sandbox.child import MODULE
+
         codes = [test.check.setup for test in tests if test.check]
         imported = {name for code in codes for name in _IMPORT.findall(code)}
-        return [] if self.packages else sorted(imported - sys.stdlib_module_names - {"pytest"})
+        return (
+            [] if self.packages else sorted(imported - sys.stdlib_module_names - {"pytest", MODULE})
+        )
 
     def waits(self, *, limited: bool) -> bool:
         return True

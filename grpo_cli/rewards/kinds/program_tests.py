@@ -23,8 +23,8 @@ from grpo_cli.rewards.kinds.assertions import (
     read_doctest,
     repeat,
 )
+from grpo_cli.rewards.sandbox.child import MODULE
 from grpo_cli.rewards.sandbox.runner import Check, Limits, run_program
-from grpo_cli.rewards.sandbox.values import Opaque
 from grpo_cli.rewards.scoring import shorten
 
 _FORMS = (
@@ -102,12 +102,23 @@ def _is_close(value: Any, expected: Any) -> bool:
         return keys and all(_is_close(value[key], expected[key]) for key in expected)
     if value == expected:
         return True
-    if isinstance(value, Opaque) or isinstance(expected, bool | None):
-        return False
     try:
-        return math.isclose(float(value), float(expected), rel_tol=_TOLERANCE, abs_tol=_TOLERANCE)
+        number, right = _read_number(value), _read_number(expected)
+        if isinstance(number, int) and isinstance(right, int):
+            return number == right
+        return math.isclose(number, right, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE)
     except (TypeError, ValueError, OverflowError):
         return False
+
+
+def _read_number(value: Any) -> Any:
+    """Return a number, or what a text is the number of as contest checkers read it; other values as they are."""
+    if not isinstance(value, str):
+        return None if isinstance(value, bool) else value
+    if re.fullmatch(r"[+-]?[0-9]+", value):
+        return int(value)
+    is_number = re.fullmatch(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", value)
+    return float(value) if is_number else None
 
 
 def _as_json(value: Any) -> Any:
@@ -169,6 +180,12 @@ def _read_texts(texts: Sequence[str], function: str | None) -> list[ProgramTest]
         raise RewardError(
             f"the tests assert nothing, so every program would pass: {texts[0]!r:.60}; tests are {_FORMS}; "
             "a function that asserts must be called, or `function` be set if it is HumanEval's `check`"
+        )
+    if any(test.check and not test.check.names for test in tests):
+        raise RewardError(
+            f"the tests use nothing that a program defines: {texts[0]!r:.60}; names of the tests' own, and of "
+            "Python's, are not taken from a program. Fix: if the function is named like one of Python's, set "
+            f"`function` to the column with its name, or import it in the tests (`from {MODULE} import sum`)"
         )
     return tests
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from grpo_cli.rewards.sandbox.rules import TestPeer
 
+MODULE = "solution"
+"""What a test imports the program's names from."""
 READY = b"ready\n"
 """Begins the report before the program runs; anything else is why it could not be run."""
 _REASON = 200
@@ -176,23 +178,24 @@ def _evaluate(peer: "TestPeer", check: "dict[str, Any]") -> "Any":
 
     found = peer.names(check["names"], check["classes"])
     if not found:
-        name = check["names"][0] if check["names"] else None
-        raise NameError(
-            f"name {name!r} is not defined"
-            if name
-            else "the test uses no name but its own and Python's"
-        )
+        raise NameError(f"name {check['names'][0]!r} is not defined")
     if name := check["function"]:
         # Or the method of its class `Solution`.
         function = found[name] if name in found else getattr(found["Solution"](), name)
         return function(*check["arguments"])
-    module = type(sys)("test")
+    module, solution = type(sys)("test"), type(sys)(MODULE)
+    solution.__dict__.update(found)
     names = module.__dict__
     names.update(found, __builtins__=builtins)
-    sys.modules.update(test=module, __main__=module, pytest=unit_tests)
+    for name in found.keys() & dir(builtins):
+        # Of the program only where the test imports it.
+        del names[name]
+    sys.modules.update({MODULE: solution}, test=module, __main__=module, pytest=unit_tests)
     exec(compile(check["setup"], "test.py", "exec", dont_inherit=True), names)
     unit_tests.run(names, check["collected"])
-    return eval(compile(check["expression"], "test.py", "eval", dont_inherit=True), names)
+    value, expected = (eval(check[part], names) for part in ("expression", "expected"))
+    # Here, where the classes of libraries are known.
+    return expected if value == expected else value
 
 
 def _read(descriptor: int, size: int) -> bytes:

@@ -97,6 +97,9 @@ class Remote:
     def __setattr__(self, name: str, value: object) -> None:
         self._remote.peer.ask("set", self._remote.number, name, value)
 
+    def __delattr__(self, name: str) -> None:
+        self._remote.peer.ask("delete", self._remote.number, name)
+
     def __repr__(self) -> str:
         return self._remote.peer.operate(self, "__repr__", ())
 
@@ -132,15 +135,18 @@ _FUNCTIONS: "dict[str, Callable[..., Any]]" = {
     },
     **{f"__i{name}__": getattr(operator, f"__i{name}__") for name in _BINARY},
     "__iter__": lambda value: (item for item in value),
+    "__enter__": lambda value: type(value).__enter__(value),
+    "__exit__": lambda value, *error: type(value).__exit__(value, *error),
 }
 _ACTIONS: "dict[str, Callable[..., Any]]" = {
     **_FUNCTIONS,
     "get": getattr,
     "set": setattr,
+    "delete": delattr,
     "next": _advance,
     "copy": _copy_plain,
 }
-_METHODS = [*COMPARISONS, *ARITHMETIC, "__enter__", "__exit__"]
+_METHODS = [*COMPARISONS, *ARITHMETIC]
 
 
 def operate_on(value: "Any", name: str, *args: "Any") -> "Any":
@@ -159,6 +165,9 @@ def _forward(name: str) -> "Callable[..., Any]":
 
 for _name in (*_FUNCTIONS, *_METHODS):
     setattr(Operand, _name, _forward(_name))
+for _name in ("__enter__", "__exit__"):
+    # What `contextlib.contextmanager` makes can be called, so it is a function here.
+    setattr(Remote, _name, _forward(_name))
 
 
 class Peer:
@@ -332,6 +341,8 @@ class ProgramPeer(Peer):
 
     def do(self, what: str, target: "Any", *parts: "Any") -> "Any":
         """Also find a program's names."""
+        if what == "__exit__" and parts[0]:
+            parts = parts[0], make_error(*parts[1]), None
         if what != "names":
             return super().do(what, target, *parts)
         used, everywhere = parts

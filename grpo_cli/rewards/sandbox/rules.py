@@ -16,7 +16,7 @@ from grpo_cli.rewards.sandbox.peer import (
     Remote,
     operate_on,
 )
-from grpo_cli.rewards.sandbox.values import only_direct
+from grpo_cli.rewards.sandbox.values import describe_error, only_direct
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -141,8 +141,10 @@ class TestPeer(Peer):
         """Have the program use an operator of its object."""
         self._check_class(target)
         remote = target._remote
-        if type(target) is Remote:
+        if type(target) is Remote and name == "__repr__":
             self.refuse("function", "has no text")
+        if name == "__exit__" and args[0]:
+            args = args[0], describe_error(args[1]), None
         remotes = [remote, *(each._remote for each in args if isinstance(each, Remote))]
         is_told = len(remotes) <= len(args)
         if is_told and name in (*COMPARISONS, *ARITHMETIC):
@@ -204,14 +206,21 @@ class TestPeer(Peer):
 
     def do(self, what: str, target: "Any", *parts: "Any") -> "Any":
         """Do what the program asks for, with no more of an object than its attributes."""
-        if what in ("get", "set"):
+        if what in ("get", "set", "delete"):
             name = parts[0]
             is_open = type(target).__module__ in _READABLE_MODULES and not name.startswith("_")
             if not is_open and name not in ("__name__", "__qualname__", "__doc__"):
                 raise AttributeError(name)
-            if what == "set" and callable(getattr(type(target), name, None)):
+            if what != "get" and callable(getattr(type(target), name, None)):
                 raise AttributeError(f"{name} is a method of the test's")
-        return super().do(what, target, *parts)
+        try:
+            return super().do(what, target, *parts)
+        except AssertionError as error:
+            # Whatever the program makes of it, unless it was the program's own.
+            if not hasattr(error, "_text"):
+                reason = f"an assertion failed in a function that the program called: {error}"
+                self.refusal = self.refusal or reason.rstrip(": ")
+            raise
 
     def describe(self, value: "Any") -> "Any":
         """Return how a value is sent that is not plain data."""

@@ -79,7 +79,8 @@ class Check:
     collected: list[str] = field(default_factory=list)
     """Test functions and classes of the setup, which are run."""
     expression: str = "None"
-    """Its value is reported."""
+    """Its value is reported; what was expected, if it equals that."""
+    expected: str = "None"
     function: str = ""
     """If given, only this function is called, and its result reported."""
     arguments: list[Any] = field(default_factory=list)

@@ -43,7 +43,10 @@ def _run_case(case: "Any") -> None:
 
 
 def _run_function(function: "Any", names: "dict[str, Any]") -> None:
-    for parts in product(*getattr(function, "parameters", [])):
+    rows = list(product(*getattr(function, "parameters", [])))
+    if not rows:
+        raise AssertionError("a test without parameters was not run")
+    for parts in rows:
         _call(function, names, {name: value for part in parts for name, value in part.items()})
 
 

@@ -69,11 +69,11 @@ def describe_result(value: "Any") -> object:
     if type(value).__name__ == "generator":
         items = [item for _, item in zip(range(MOST_ITEMS + 1), value, strict=False)]
         return encode(items if len(items) <= MOST_ITEMS else Opaque("generator"), describe_result)
-    for kind, plain in ((dict, dict), (tuple, tuple), (type({}.keys()), set)):
-        if isinstance(value, kind):
+    for plain in (dict, tuple):
+        if isinstance(value, plain):
             return encode(plain(value), describe_result)
-    if type(value).__module__ in ("fractions", "decimal") and value - value == 0:
-        return encode(int(value) if value == int(value) else float(value))
+    if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
+        return encode(value.tolist(), describe_result)
     return ["o", type(value).__name__[:80]]
 
 
@@ -156,7 +156,7 @@ def name_classes(kind: "type[BaseException]") -> "list[list[str]]":
 def find_class(names: "list[list[str]]") -> "type[BaseException]":
     """Return the exception that both processes have, or make one that is derived from such."""
     (module, name), *bases = names
-    if module == "test" or module in sys.stdlib_module_names:
+    if module in ("test", "program") or module in sys.stdlib_module_names:
         known = getattr(sys.modules.get(module), name, None)
         if isinstance(known, type) and issubclass(known, BaseException):
             # A program may not skip a test.

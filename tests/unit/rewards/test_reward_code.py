@@ -70,6 +70,10 @@ def test_credit_by_share():
         ("exact", "1 2 \n", "1 2", 0.0),
         ("float", "0.33333333 a", "0.333333333333 a", 1.0),
         ("float", "0.34", "0.333", 0.0),
+        ("float", "1000000006", "1000000007", 0.0),
+        ("float", "1000000006.0 +7", "1000000007 7", 1.0),
+        ("float", "1_000", "1000", 0.0),
+        ("float", "１０００", "1000", 0.0),
         ("tokens", "1.0", "1", 0.0),
         ("tokens", "größe — 漢字 \U0001f600", "größe — 漢字 \U0001f600", 1.0),
     ],
@@ -187,9 +191,28 @@ def test_malformed_tests_are_errors(cell):
         ("assert sum([1, 2]) == 3", "use nothing that a program defines"),
     ],
 )
-def test_tests_that_every_program_would_pass_are_errors(cell, seen):
+def test_tests_that_no_program_or_every_program_would_pass_are_errors(cell, seen):
     batch = Batch([""], [""], columns={"tests": [cell]})
     assert seen in CodeParams().gold_fault(batch, 0).seen
+    with pytest.raises(RewardError, match=seen):
+        score(DOUBLE, cell)
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [
+        "from solution import sum\nassert sum(2, 5) == 6",
+        "import main as m\nassert m.sum(2, 5) == 6 and sum([2, 5]) == 7",
+        "def check(candidate):\n    assert candidate(2, 5) == sum([2, 4])",
+        "def check(candidate):\n    assert candidate(2, 5) == 6\ncheck(sum)",
+        "assert abs(sum(2, 5)) == 6",
+    ],
+)
+def test_a_function_may_be_named_as_one_of_python(tests):
+    given = {"columns": {"fn": "sum"}, "function": "fn"}
+    assert score("def sum(*args): return 6", tests, **given).value == 1.0
+    assert score("def sum(*args): return 0", tests, **given).value == 0.0
+    assert score("x = 6", tests, **given).value == 0.0
 
 
 def test_texts_that_only_prepare_are_no_tests_of_their_own():
@@ -262,10 +285,18 @@ def test_threads_exit_and_installed_packages():
     assert score(threaded, CASES).value == 1.0
     assert score(DOUBLE + "; exit()", CASES).value == 1.0
     pytest.importorskip("numpy")
-    program = "import numpy\nprint(numpy.arange(5).sum())"
-    tests = [{"input": "", "output": "10"}]
-    result = score(program, tests, packages=True, memory_mib=4096, seconds_per_test=30)
+    program = "import numpy\nprint(numpy.arange(5).sum())\ndef f(n): return numpy.arange(n)"
+    params = {"packages": True, "memory_mib": 4096, "seconds_per_test": 30}
+    result = score(program, [{"input": "", "output": "10"}], **params)
     assert result.value == 1.0, result.reason
+    tests = [
+        "assert f(3).sum() == 3",
+        "assert f(3)[0] == 0 and True",
+        "assert f(3).dtype == 'int64'",
+    ]
+    result = score(program, tests, **params)
+    assert result.value == 1.0, result.reason
+    assert score(program, "assert f(3).sum() == 4", **params).reason.endswith("expected 4, got 3")
 
 
 def test_the_solution_is_a_gold():
@@ -289,7 +320,7 @@ def test_other_systems_are_refused(monkeypatch):
 
 
 LIBRARY = """
-import collections, datetime, sys
+import collections, contextlib, datetime, sys
 class Stack(list):
     def put(self, x): self.append(x); return self
 class Point:
@@ -306,6 +337,10 @@ def day(): return datetime.date(2020, 1, 2)
 def apply(f, *args, **kwargs): return f(*args, **kwargs)
 def depth(node): return 0 if node is None else 1 + max(depth(node.left), depth(node.right))
 def total(n): return {n: {(n, 1.5), None}}
+@contextlib.contextmanager
+def ignore(kind):
+    try: yield 4
+    except kind: pass
 np = 3
 """
 TESTED = {
@@ -325,6 +360,10 @@ TESTED = {
     "for n in [Node(Node(), Node(None, Node()))]:\n    assert depth(n) == 3",
     "types": "assert type(total(2)[2]) is set and total(2) == {2: {(2, 1.5), None}}",
     "constants": "assert np + 1 == 4",
+    "compared": "s = Stack([1])\ns.append(2)\nassert s == [1, 2]",
+    "deleted attributes": "p = Point(2)\ndel p.x\nassert not hasattr(p, 'x')",
+    "contexts": "def test():\n    with ignore(Own) as n:\n        fail(n)\n"
+    "    with raises(ValueError), ignore(KeyError):\n        fail(2)",
     "wrapped": ["assert len(total(1)) == 1", "assert sorted(count(3), reverse=True) == [2, 1, 0]"],
 }
 
@@ -343,6 +382,10 @@ class Liar:
 def f(x): return Liar()
 def kind(x): return Liar
 Own = AssertionError
+CASES = []
+def call(f):
+    try: f(1)
+    except BaseException: pass
 """
 BELIEVED = [
     "assert f(2) == 4 and Liar",
@@ -358,6 +401,8 @@ BELIEVED = [
     "def test():\n    with Liar():\n        assert f(2) == 4",
     "assert Counter(f(2)) == Counter([4])",
     "assert 'o' in str(f) and f(2)",
+    "def is_five(x):\n    assert x == 5\nassert call(is_five) is None",
+    "import pytest\n@pytest.mark.parametrize('n, m', CASES)\ndef test(n, m):\n    assert f(n) == m",
 ]
 
 
