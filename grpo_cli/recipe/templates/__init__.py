@@ -36,7 +36,7 @@ def write_template(template: str, name: str) -> list[Path]:
             f"`{path.stem}` is not a name. Fix: use up to 100 letters, digits, `_`, `.` and `-`"
         )
     sources = [files(__name__) / f"{template}{ending}" for ending in (".py", ".yaml")]
-    install = install_extra("reasoning-gym,gguf")
+    install = install_extra("reasoning-gym,gguf,report")
     written = []
     for source in sources:
         if source.is_file():
