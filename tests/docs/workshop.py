@@ -186,7 +186,7 @@ class Workshop:
         (self.folder / "shop.yaml").write_text(yaml.safe_dump(recipe))
 
     def train(self) -> None:
-        """Makes the finished runs that the pages speak of; the first under both of its names."""
+        """Makes the finished runs that the pages speak of, under each of the recipe names they use."""
         # The last one is the newest, which `--resume` goes on with.
         for name, seed in (("seed-1", 1), ("seed-2", 2), ("seed-3", 3), ("20261121-104027", 42)):
             done = self.run(
@@ -194,7 +194,8 @@ class Workshop:
             )
             assert done.returncode == 0, done.stderr
         runs = self.folder / "runs"
-        shutil.copytree(runs / "gsm8k", runs / "quickstart")
+        for name in ("quickstart", "first"):
+            shutil.copytree(runs / "gsm8k", runs / name)
 
     def run(self, command: str) -> subprocess.CompletedProcess[str]:
         """Run a command to its end, in this process where it is one of ours.
