@@ -76,8 +76,16 @@ class Comparison:
 
     @property
     def mismatches(self) -> list[str]:
-        """What differs from the runs that were measured, a sentence each."""
-        return [f"{_MISMATCHES[name]} ({', '.join(how)})" for name, how in self.differs.items()]
+        """What differs from the runs that were measured, a sentence each.
+
+        Other versions are common, and named only if a metric is outside its band, which they may explain.
+        """
+        outside = any(verdict.outcome == "outside" for verdict in self.verdicts)
+        return [
+            f"{_MISMATCHES[name]} ({', '.join(how)})"
+            for name, how in self.differs.items()
+            if name != "versions" or outside
+        ]
 
     def as_json(self) -> dict[str, Any]:
         """Return the comparison as plain values."""

@@ -343,17 +343,23 @@ def _check_text(node: Node, path: Path) -> Iterator[Issue]:
 # --- training.fast -----------------------------------------------------------------------------
 
 
-def describe_fast(recipe: Recipe, *, cpu: bool = False) -> str:
+def describe_fast(
+    recipe: Recipe, *, cpu: bool = False, excluded: Mapping[str, str] | None = None
+) -> str:
     """Return the parts that are on, and why others are off: `shared_prompts; off: no_signal (beta is …)`.
 
-    With `cpu`, the machine has no GPU.
+    Args:
+        recipe: Whose `training.fast` is described.
+        cpu: Whether the machine has no GPU.
+        excluded: Parts that the training turned off on the model, and why.
     """
     if recipe.training.mode == "async":
         return "as TRL's asynchronous trainer does"
     if cpu:
         launch = recipe.launch.model_copy(update={"use_cpu": True})
         recipe = recipe.model_copy(update={"launch": launch})
-    settled, left_off = settle_fast(recipe), _find_left_off(recipe)
+    left_off = {**_find_left_off(recipe), **(excluded or {})}
+    settled = leave_off(settle_fast(recipe), left_off)
     on = [part for part in (*PARTS, GRAPHS) if getattr(settled, part)]
     if settled.max_tokens_per_micro_batch:
         on.append(f"{BUDGET} {settled.max_tokens_per_micro_batch}")

@@ -1,5 +1,6 @@
 """`grpo probe`: print whether a recipe can learn, what it costs, and every issue found."""
 
+import time
 from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
@@ -44,6 +45,7 @@ def probe(
     from grpo_cli.probing.procedure import probe_recipe
     from grpo_cli.workflows.child import run_in_child
 
+    started = time.monotonic()
     with output.stdout_to_stderr(), output.progress("checking the recipe") as report:
         hardware = read_hardware()
         checked = check_recipe(recipe, set_, hardware)
@@ -60,6 +62,8 @@ def probe(
                 quick=quick,
             )
             found = run_in_child(lambda tell: run(on_progress=tell), report)
+        # With the check, and the imports of the child process.
+        found.seconds = time.monotonic() - started
         found.findings = [checked.loaded.place(issue) for issue in found.findings]
     output.print_problems(checked.notes_of("generation.backend"))
     output.show(found, _print_probe, as_json=json)

@@ -143,12 +143,13 @@ def print_overview(run: "RunReport") -> None:
 
 def _list_facts(run: "RunReport") -> list[tuple[str, str]]:
     from grpo_cli.analysis.expectations import describe_hardware
+    from grpo_cli.checks.settings import describe_fast
 
     recipe, manifest, attempts = run.recipe, run.manifest, run.folder.attempts
     started = time.strftime("%Y-%m-%d %H:%M", time.localtime(run.status.started_at))
     sizes = run.sizes()
     parts = ", ".join(f"{name} {format_bytes(size)}" for name, size in sizes.items() if size)
-    versions, git = manifest["versions"], manifest["git"] or {}
+    versions, git, fast = manifest["versions"], manifest["git"] or {}, manifest.get("fast")
     shown = ("grpo-cli", "trl", "transformers", "torch", "peft", "vllm")
     host = manifest["hardware"].get("host")
     changes = ", with changes" if git.get("dirty") else ""
@@ -163,6 +164,7 @@ def _list_facts(run: "RunReport") -> list[tuple[str, str]]:
         ("rewards", ", ".join(f"{r.name or r.kind} × {r.weight:g}" for r in recipe.rewards)),
         ("learning rate", f"{recipe.training.learning_rate:g}"),
         ("batch", _say_batch(run)),
+        ("fast", describe_fast(recipe, excluded=fast.get("left_off")) if fast else ""),
         ("seed", str(recipe.seed)),
         ("set", say_overrides(run)),
         ("versions", ", ".join(f"{name} {versions[name]}" for name in shown if versions.get(name))),

@@ -87,13 +87,17 @@ def check_model(model: ModelConfig) -> list[Issue]:
         read_chat_template(model)
     except RecipeError as error:
         problems += error.problems
+    source = None
     try:
         source = resolve_source(model)
     except RecipeError as error:
-        return problems + error.problems
-    if source.kind == "gguf" and importlib.util.find_spec("gguf") is None:
+        problems += error.problems
+    is_gguf = source.kind == "gguf" if source else model.path.endswith(".gguf")
+    if is_gguf and importlib.util.find_spec("gguf") is None:
         message = "reading a GGUF file needs the package gguf, which is not installed"
         problems.append(Issue(message, install_extra("gguf"), "model.path"))
+    if source is None:
+        return problems
     if source.kind != "hub" and model.revision is not None:
         message = f"revision {model.revision} is ignored: {model.path} is on this machine"
         fix = "remove `revision`, or name the folder of that revision in `path`"

@@ -73,7 +73,7 @@ class LoadedRecipe:
 
         Local paths are absolute, and the recipes that it extends are merged into it.
         """
-        tree = _read_with_parents(self.source, self.text, {})
+        tree = _read_with_parents(self.source, self.text, {}, [])
         has_parents = tree.value.pop("extends", None) is not None
         written = [(node, node.value) for node in _scalars(tree)]
         try:
@@ -129,7 +129,8 @@ def load_tree(path: Path, overrides: list[str] | None = None) -> LoadedRecipe:
         RecipeError: The YAML itself cannot be read, so there is nothing to validate.
     """
     text = read_source(path)
-    tree = _read_with_parents(path, text, {})
+    repeated: list[Issue] = []
+    tree = _read_with_parents(path, text, {}, repeated)
     tree.value.pop("extends", None)
     if tree.value.keys() == {"schema_version", "recipe"}:
         # A run folder's resolved.json: the same run can be started again from it.
@@ -146,7 +147,7 @@ def load_tree(path: Path, overrides: list[str] | None = None) -> LoadedRecipe:
     _anchor_paths(tree)
     unfit = fill_from_adapter(tree)
     recipe, problems = _validate(tree)
-    problems = unfit + [each for each in problems if not unfit or each.path != "model.path"]
+    problems = [*repeated, *unfit, *(p for p in problems if not unfit or p.path != "model.path")]
     loaded = LoadedRecipe(recipe, tree, tuple(problems), path, text, origins)
     return replace(loaded, problems=tuple(map(loaded.place, problems))) if origins else loaded
 
@@ -208,9 +209,11 @@ def _refuse_other_tools(tree: Node, path: Path) -> None:
             raise recipe_error(message, fix, location=tree.value[key].location)
 
 
-def _read_with_parents(path: Path, text: str, trees: dict[Path, Node | None]) -> Node:
+def _read_with_parents(
+    path: Path, text: str, trees: dict[Path, Node | None], repeated: list[Issue]
+) -> Node:
     """Read a recipe on top of its parents; `trees` has every file read so far, None while it is being read."""
-    tree = read_text(text, str(path))
+    tree = read_text(text, str(path), repeated=repeated)
     if not isinstance(tree.value, dict):
         message = "is not a recipe: the top level must be `key: value` lines"
         raise recipe_error(message, "start from `grpo init`", location=tree.location)
@@ -225,13 +228,15 @@ def _read_with_parents(path: Path, text: str, trees: dict[Path, Node | None]) ->
         if not isinstance(node.value, str):
             message = "should be a path or a list of paths"
             raise recipe_error(message, "name YAML files", "extends", node.location)
-        parent = _read_parent(_resolve(path.parent, node.value, node), node, trees)
+        parent = _read_parent(_resolve(path.parent, node.value, node), node, trees, repeated)
         merged = parent if merged is None else merge(merged, parent)
     trees[here] = tree if merged is None else merge(merged, tree)
     return trees[here] or tree
 
 
-def _read_parent(path: Path, node: Node, trees: dict[Path, Node | None]) -> Node:
+def _read_parent(
+    path: Path, node: Node, trees: dict[Path, Node | None], repeated: list[Issue]
+) -> Node:
     if path not in trees:
         if not path.is_file():
             fix = "paths in `extends` are relative to the file that names them; correct it"
@@ -239,7 +244,7 @@ def _read_parent(path: Path, node: Node, trees: dict[Path, Node | None]) -> Node
             if (close := nearest(path.name, others)) and Path(node.value).name:
                 fix = f"write `{Path(node.value).with_name(close)}`"
             raise recipe_error(f"there is no file {path}", fix, "extends", node.location)
-        return _read_with_parents(path, read_source(path), trees)
+        return _read_with_parents(path, read_source(path), trees, repeated)
     known = trees[path]
     if known is None:
         raise recipe_error(f"`{node.value}` extends itself", "remove it", "extends", node.location)

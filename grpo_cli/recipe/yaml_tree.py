@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from yaml.reader import Reader
 
 from grpo_cli.errors import RecipeError, recipe_error, sort_by_likeness
-from grpo_cli.issues import Location
+from grpo_cli.issues import Issue, Location
 
 # Python reads numbers of up to 4300 digits; a longer one stays text.
 _INTEGER = re.compile(r"[-+]?[0-9][0-9_]{0,4000}|0x[0-9a-fA-F]+|0o[0-7]+")
@@ -164,13 +164,17 @@ def read_source(path: Path) -> str:
     return text
 
 
-def read_text(text: str, source: str, *, has_lines: bool = True) -> Node:
+def read_text(
+    text: str, source: str, *, has_lines: bool = True, repeated: list[Issue] | None = None
+) -> Node:
     """Read YAML text.
 
     Args:
         text: The YAML.
         source: Its name in messages: a path, or a flag.
         has_lines: Whether messages name lines of it; a flag has none.
+        repeated: Receives an issue for each key that stands twice, the values of which are merged. Without
+            it, they are raised.
 
     Raises:
         RecipeError: The text is not the YAML a recipe may hold.
@@ -211,12 +215,19 @@ def read_text(text: str, source: str, *, has_lines: bool = True) -> Node:
         raise recipe_error(message, "remove that character", location=where) from None
     if root is None:
         return Node({}, Location(source, 1, 1) if has_lines else Location(source))
-    return reader.read(root)
+    tree = reader.read(root)
+    if repeated is None and reader.repeated:
+        raise RecipeError(reader.repeated)
+    if repeated is not None:
+        repeated += reader.repeated
+    return tree
 
 
 class _Reader:
     def __init__(self, source: str, has_lines: bool, lines: list[str]) -> None:
         self._source, self._has_lines, self._lines = source, has_lines, lines
+        self.repeated: list[Issue] = []
+        """Keys that stand twice in a mapping."""
         self._open: list[yaml.Node] = []
         """The lists and mappings that the value being read lies in."""
         # Without aliases a text has fewer values than characters.
@@ -286,7 +297,9 @@ class _Reader:
                 fix = "remove one of the two"
                 if isinstance(value_node, yaml.MappingNode) and isinstance(own[key].value, dict):
                     fix = f"move its keys into the first `{key}`, and remove the second"
-                raise recipe_error(message, fix, location=key_at)
+                self.repeated.append(Issue(message, fix, location=key_at))
+                # Read on with what the file means once it is corrected.
+                own[key] = merge(own[key], self.read(value_node))
             else:
                 own[key], keys[key] = self.read(value_node), key_at
         keys = {key: child.location for key, child in inherited.items()} | keys

@@ -68,6 +68,7 @@ class Manifest(TypedDict, total=False):
     accelerator: Annotated[Accelerator, _Filled]
     data: Annotated[DataFacts, _Filled]
     code: Annotated[dict[str, str], _Filled]
+    fast: dict[str, Any]
     model: str | None
     adapter: str | None
     teacher: str | None

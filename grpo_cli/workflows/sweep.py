@@ -335,6 +335,8 @@ class _Runner:
         run.state, run.reason = _read_end(active)
         if run.state == "completed":
             self._seconds.append(took)
+            # As `grpo runs list` shows it, without the check and the probe.
+            took = status.seconds if (status := read_status(active.report.folder)) else took
         if run.state == "failed" and not active.report.folder.resolved.is_file():
             # What a check or the probe has refused, it refuses with every seed.
             for each in active.cell.runs:

@@ -148,6 +148,17 @@ def test_other_conditions_are_named(tmp_path):
     assert told[3] == "measured on other data (fingerprint ffffffffffff, here 0123456789ab)"
 
 
+def test_other_versions_are_named_only_if_a_metric_is_outside_its_band(tmp_path):
+    run = make_finished_run(tmp_path)
+    versions = {"trl": "1.15.0"}
+    inside = compare(run, only("reward"), versions=versions, data="ff")
+    assert inside.inside
+    assert [each[:22] for each in inside.mismatches] == ["measured on other data"]
+    assert inside.as_json()["differs"].keys() == {"versions", "data"}
+    outside = compare(run, only("reward", band=[2.0, 3.0]), versions=versions)
+    assert outside.mismatches == ["measured with other versions (trl 1.15.0, here 1.16.0)"]
+
+
 def test_what_a_block_does_not_say_is_no_difference(tmp_path):
     assert compare(make_finished_run(tmp_path), seeds=[1]).mismatches == []
 

@@ -141,6 +141,33 @@ def test_mistakes_that_do_not_depend_on_each_other_are_told_at_once(tmp_path):
     assert fixes["model.lora.rank"] == "write `r`"
 
 
+def test_a_key_that_stands_twice_hides_no_other_mistake(tmp_path):
+    text = GOOD.replace("model:\n", "name: better\nmodel:\n").replace("max_steps: 2", "max_step: 2")
+    twice = "generation: {num_generations: 3}\n"
+    checked = check_recipe(write_recipe(tmp_path, text + twice), hardware=Hardware(gpus=0, cpus=2))
+    seen = {(each.location.line, each.path): each.seen for each in checked.errors}
+    assert seen[2, ""] == "the key `name` stands twice in this mapping (first in line 1)"
+    assert seen[text.count("\n") + 1, ""].startswith("the key `generation` stands twice")
+    assert [path for _, path in seen if path.startswith("training")] == ["training.max_step"]
+    # The second `generation` is read together with the first, as its fix says.
+    tree = checked.loaded.tree.plain()
+    assert (tree["name"], tree["generation"]["max_completion_length"]) == ("better", 8)
+
+
+def test_a_missing_package_is_named_once_with_all_that_need_it(tmp_path, monkeypatch):
+    find = importlib.util.find_spec
+    gone = lambda name, *more: None if name == "openai" else find(name, *more)  # noqa: E731
+    monkeypatch.setattr(importlib.util, "find_spec", gone)
+    judge = "{kind: judge, model: m, rubric: 'good?'}"
+    flags = [f"rewards=[{judge}, {{kind: math, answer: answer}}, {judge}]", "rewards.2.name=second"]
+    checked = check_recipe(write_recipe(tmp_path), flags, Hardware(gpus=0, cpus=2))
+    [missing] = [each for each in checked.errors if each.is_missing_package]
+    assert (missing.path, missing.why) == (
+        "rewards.0.kind",
+        "It is also needed by `rewards.2.kind`",
+    )
+
+
 def test_a_missing_package_is_told_beside_a_wrong_parameter(tmp_path, monkeypatch):
     find = importlib.util.find_spec
     gone = lambda name, *more: None if name == "openai" else find(name, *more)  # noqa: E731

