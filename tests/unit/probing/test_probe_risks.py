@@ -81,4 +81,4 @@ def test_a_setting_is_the_recipes_or_trls_default():
     assert read_setting(given, "vllm_max_model_length") == 64
     assert read_setting(given, "max_grad_norm") == 1.0
     assert read_setting(given, "gradient_checkpointing") is True
-    assert read_setting(given, "optim") is None
+    assert read_setting(given, "optim") == "adamw_torch_fused"
