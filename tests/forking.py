@@ -121,6 +121,9 @@ def _forget_servers() -> None:
         _forkserver_address=None, _forkserver_alive_fd=None, _forkserver_pid=None
     )
     vars(resource_tracker._resource_tracker).update(_fd=None, _pid=None)
+    # Otherwise the fork would not end its own workers when it exits, and wait for them for ever.
+    if (pool := sys.modules.get("grpo_cli.rewards.pool")) is not None:
+        pool._alive.clear()
 
 
 # For the children of commands, too, that run in the test process.
