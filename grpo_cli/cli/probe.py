@@ -39,13 +39,14 @@ def probe(
     `--runs` is where free disk space is checked. Exit code 1 if the training would fail or learn
     nothing.
     """
+    # Importing the libraries takes seconds.
+    started = time.monotonic()
     from grpo_cli.checks.recipe_checks import check_recipe
     from grpo_cli.launch.plan import set_thread_env
     from grpo_cli.machine import is_on_cpu, read_hardware
     from grpo_cli.probing.procedure import probe_recipe
     from grpo_cli.workflows.child import run_in_child
 
-    started = time.monotonic()
     with output.stdout_to_stderr(), output.progress("checking the recipe") as report:
         hardware = read_hardware()
         checked = check_recipe(recipe, set_, hardware)
@@ -62,7 +63,6 @@ def probe(
                 quick=quick,
             )
             found = run_in_child(lambda tell: run(on_progress=tell), report)
-        # With the check, and the imports of the child process.
         found.seconds = time.monotonic() - started
         found.findings = [checked.loaded.place(issue) for issue in found.findings]
     output.print_problems(checked.notes_of("generation.backend"))
