@@ -101,7 +101,7 @@ _BRACE = re.compile(r"\\(?:boxed|fbox)\s*\{|(?<!\\)[{}]")
 _OPEN_FENCE = re.compile(r"\s*(`{3,}|~{3,})\s*([\w+#.-]*)")
 _TAG = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL | re.IGNORECASE)
 _NUMBER_IN_TEXT = re.compile(
-    rf"(?P<sign>(?<![\w)\]}}])[-−+])?(?:\\?[$€£]|\b|(?<!\w))(?<![A-Za-z0-9_.])"
+    rf"(?P<sign>(?<![\w)\]}}])[-−+])?(?:\\?[$€£]|\b|(?<!\w))(?<![A-Za-z0-9_.^])(?<!\^\{{)"
     rf"(?P<number>{NUMBER}(?:\s?\\?%)?)"
 )
 
@@ -206,7 +206,8 @@ def _after_hashes(text: str) -> str | None:
 
 
 def _last_number(text: str) -> str | None:
-    matches = deque(_NUMBER_IN_TEXT.finditer(text), maxlen=1)
+    # An exponent is part of a unit or an expression.
+    matches = deque(_NUMBER_IN_TEXT.finditer(spell(text)), maxlen=1)
     return (matches[0]["sign"] or "") + matches[0]["number"] if matches else None
 
 

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from grpo_cli.rewards.answers import find_answer
 from grpo_cli.rewards.contract import Batch, RewardContext
 from grpo_cli.rewards.kinds.choice import ChoiceParams
 from grpo_cli.rewards.kinds.exact import ContainsParams, ExactParams
@@ -278,3 +279,17 @@ def test_a_missing_column_is_an_error():
         assert params.required_columns() == ("x",)
         [result] = params.build(RewardContext(64))(Batch([""], ["B"], columns={"answer": ["B"]}))
         assert "no column 'x'" in str(result)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("The area is 72 m^2.", "72"),
+        ("72 m^{2}", "72"),
+        ("It is 72 cm²", "72"),
+        ("It is 2½", r"2\frac{1}{2}"),
+        (r"It is 0.\overline{3}", r"\frac{3}{9}"),
+    ],
+)
+def test_the_last_number_is_whole_and_no_exponent(text, expected):
+    assert find_answer(text, ["last_number"]).text == expected
