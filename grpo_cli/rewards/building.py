@@ -235,9 +235,13 @@ def _worker_reward(name: str, build: Callable[[], Reward]) -> Reward:
 
 def _score_empty(name: str, build: Callable[[], Reward], batch: Batch) -> None:
     """Have a reward load what it loads once, by scoring an empty completion."""
+    reward = _worker_reward(name, build)
+    if reward.params.waits(limited=False):
+        # One that asks a server has nothing to load, and a request may cost money.
+        return
     is_text = isinstance(batch.completions[0], str)
     empty = "" if is_text else [{"role": "assistant", "content": ""}]
-    _worker_reward(name, build).try_score(replace(batch, completions=[empty]))
+    reward.try_score(replace(batch, completions=[empty]))
 
 
 def _score_in_worker(name: str, build: Callable[[], Reward], batch: Batch) -> Score | RewardError:
