@@ -57,7 +57,7 @@ class SplitPreview:
     columns: frozenset[str]
     """Of the rows looked at."""
     count: int
-    """Rows in the whole split, as far as they are read."""
+    """The number of rows of the whole split, or of the first ones that a limit keeps."""
     rows: tuple[Row, ...]
     """The rows looked at, the first ones."""
     names: RowNames

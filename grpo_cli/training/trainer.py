@@ -7,12 +7,11 @@ the advantages, the log-probabilities and the loss.
 import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import ProcessorMixin
 
 from grpo_cli.environments.player import Player
 from grpo_cli.fast.batches import ENTROPY, loss_mask
@@ -60,7 +59,7 @@ class Parts:
     """Of a mixture; some metrics are logged for each."""
     forced: bool = False
     """Whether to resume even if the checkpoint lacks a reward's state."""
-    names: Sequence[str] = field(default=())
+    names: Sequence[str] = ()
     """What the scores of `sampler` are called."""
 
 
@@ -198,13 +197,9 @@ class RunTrainer(ExactResume, FastTrainer):
 
     def _measure(self, rollout: Rollout) -> dict[str, float]:
         """Return the metrics of a batch that TRL does not know, or counts otherwise."""
-        metrics: dict[str, float] = {}
-        if self.reader.stop_strings is not None:
-            metrics = measure_lengths(rollout, self.find_ended(rollout))
-        if rollout.context.training:
-            share = len(rollout.silent) * rollout.context.group_size / len(rollout.all_scores)
-            metrics[FRAC_ZERO_STD] = share
-        return metrics | rollout.metrics
+        if self.reader.stop_strings is None:
+            return rollout.metrics
+        return measure_lengths(rollout, self.find_ended(rollout)) | rollout.metrics
 
     def _log_batch(self, metrics: dict[str, list[float]], values: dict[str, float]) -> None:
         if self.reward_func_names == [NO_REWARD]:
@@ -253,11 +248,6 @@ class RunTrainer(ExactResume, FastTrainer):
     def tokenizer(self) -> Any:
         """The tokenizer; if the recipe has images, that of the processor."""
         return self._tokenizer
-
-    @property
-    def reads_images(self) -> bool:
-        """Whether prompts may hold images."""
-        return isinstance(self.processing_class, ProcessorMixin)
 
     def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
         """Add the time of each phase to records of training steps, and to TRL's evaluation its metrics."""

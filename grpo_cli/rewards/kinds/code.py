@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from grpo_cli.errors import RewardError
+from grpo_cli.errors import GrpoError, RewardError
 from grpo_cli.issues import Issue
 from grpo_cli.recipe.base import Integer, Number, OneOrMany
 from grpo_cli.rewards.answers import find_answer
@@ -144,8 +144,8 @@ class CodeParams(RewardParams):
                 "name the column that holds them (`tests: …`), or correct them: write lists and dicts "
                 "with `json.dumps` (not `str` or `repr`) when you make the data"
             )
-            seen, _, better = str(error).partition(". Fix: ")
-            return Issue(seen, better or fix, "tests")
+            known = error.as_issue() if isinstance(error, GrpoError) else Issue(str(error), fix)
+            return Issue(known.seen, known.fix or fix, "tests")
         if foreign := self._find_foreign(tests):
             seen = f"the tests import {', '.join(foreign)}, and with `packages: false` they cannot"
             return Issue(

@@ -84,8 +84,8 @@ class Remote:
     __slots__ = ("_remote",)
 
     def __init__(self, peer: "Peer", number: int, name: str = "") -> None:
-        # `made` and `told` are of `rules.py`.
-        content = SimpleNamespace(peer=peer, number=number, name=name, made=None, told=False)
+        # `made` and `informed` belong to `rules.py`.
+        content = SimpleNamespace(peer=peer, number=number, name=name, made=None, informed=False)
         object.__setattr__(self, "_remote", content)
 
     def __getattr__(self, name: str) -> "Any":

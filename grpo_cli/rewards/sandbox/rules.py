@@ -1,7 +1,7 @@
 """The test's end of the conversation: what a test may do with a program's objects.
 
 An object of a class that the test does not name can only be passed back. One of a class that it names is asked,
-but takes no part in a comparison with what the test knows (it would call itself right): whatever is told a value
+but takes no part in a comparison with what the test knows (it would call itself right): whatever is given a value
 of the test, by an operator, answers nothing that the test could take for its result.
 """
 
@@ -72,7 +72,7 @@ class TestPeer(Peer):
     """The end of a test.
 
     Of each object it remembers whether the test `made` it, or named it (None of what crossed once), and whether it
-    is the result of an operator that was `told` a value of the test.
+    is the result of an operator that was given a value of the test: it is `informed`.
     """
 
     refusal = ""
@@ -146,8 +146,8 @@ class TestPeer(Peer):
         if name == "__exit__" and args[0]:
             args = args[0], describe_error(args[1]), None
         remotes = [remote, *(each._remote for each in args if isinstance(each, Remote))]
-        is_told = len(remotes) <= len(args)
-        if is_told and name in (*COMPARISONS, *ARITHMETIC):
+        is_informed = len(remotes) <= len(args)
+        if is_informed and name in (*COMPARISONS, *ARITHMETIC):
             # Of a class derived from a plain one, a copy in that counts.
             plain = self.ask("copy", remote.number)
             if type(plain) in PLAIN and not name.startswith("__i"):
@@ -157,7 +157,7 @@ class TestPeer(Peer):
             if name in COMPARISONS:
                 self.refuse(remote.name, "is not ordered among plain data")
         was_made = remote.made
-        if is_told and name == "__contains__" and not was_made:
+        if is_informed and name == "__contains__" and not was_made:
             self.refuse(remote.name, "stands for plain data: 'in'")
         if name == "__iter__":
             return self._iterate(target)
@@ -167,12 +167,12 @@ class TestPeer(Peer):
             remote.made = was_made
         if name == "__exit__" and args[0] and issubclass(args[0], AssertionError):
             return False
-        is_told = (is_told and name in ARITHMETIC) or any(each.told for each in remotes)
-        if is_told and name in _NUMERIC and value is not NotImplemented:
+        is_informed = (is_informed and name in ARITHMETIC) or any(each.informed for each in remotes)
+        if is_informed and name in _NUMERIC and value is not NotImplemented:
             # In `abs(f(x) - 1) < 0.1`, both the difference and its size could be 0.
             if not isinstance(value, Operand):
-                self.refuse(remote.name, "was told a value of the test before it gave one")
-            value._remote.told = True
+                self.refuse(remote.name, "was given a value of the test before it returned one")
+            value._remote.informed = True
         return value
 
     def _check_class(self, target: "Any") -> None:

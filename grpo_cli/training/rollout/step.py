@@ -80,6 +80,10 @@ class GenerationStep:
             rollout = stage(rollout)
         silent = self._aggregation.find_silent(rollout.all_scores, context.group_size)
         rollout = replace(rollout, silent=silent)
+        if context.training:
+            # After dynamic sampling it is that of the first sampling.
+            share = len(silent) * context.group_size / len(rollout.all_scores)
+            rollout.metrics.setdefault(FRAC_ZERO_STD, share)
         if self._sources and context.training:
             rollout.metrics |= measure_sources(rollout, self._sources, self._aggregation)
         return rollout if self.log is None else self.log(rollout)

@@ -112,10 +112,10 @@ def test_failures_of_rewards_in_training_are_told(tmp_path, capsys):
         logged = {"event": "train", "step": step, "rewards/f/error_share": share}
         append_record(run.metrics, logged)
         assert ("failed f 50%" in format_step(logged, None)) == bool(share)
-    told = "25.0% of answers failed in scoring (f)"
-    assert RunReport(run).scoring_failures() == {"in training": told}
+    failures = "25.0% of answers failed in scoring (f)"
+    assert RunReport(run).scoring_failures() == {"in training": failures}
     print_summary(RunReport(run))
-    assert told in capsys.readouterr().out
+    assert failures in capsys.readouterr().out
 
 
 def test_the_manifest_tells_the_command_in_words(tmp_path):

@@ -595,7 +595,7 @@ def test_objects_work_with_numbers_but_answer_none_with_a_number():
         "assert abs(V(2)) + 1 == 3 and V(2) @ V(3) == 6",
     ):
         assert attack(program, [test], seconds_per_test=20).value == 1.0, test
-    assert "was told a value" in attack(program, ["assert abs(V(2) * 3) == 6"]).reason
+    assert "was given a value" in attack(program, ["assert abs(V(2) * 3) == 6"]).reason
 
 
 @pytest.mark.parametrize(
