@@ -19,6 +19,7 @@ from types import FrameType, ModuleType
 from typing import Any, TextIO
 
 from grpo_cli.errors import RunError, nearest
+from grpo_cli.input_files import find_fault
 
 ANY_SIGNATURE = inspect.signature(lambda **columns: None)
 """Stands for a signature that cannot be read."""
@@ -61,8 +62,8 @@ def source_file(source: str) -> Path | None:
 
 def parse_source(path: Path) -> ast.Module:
     """Return the syntax tree of a file; raises `SourceError` if there is none."""
-    if not path.is_file():
-        raise SourceError(f"there is no file {path}", _suggest_file(path))
+    if fault := find_fault(path):
+        raise SourceError(fault, _suggest_file(path))
     try:
         return ast.parse(path.read_bytes(), filename=str(path))
     except (SyntaxError, ValueError) as error:
@@ -74,7 +75,7 @@ def parse_source(path: Path) -> ast.Module:
 def _suggest_file(path: Path) -> str:
     """Return a fix that names the file which may be meant: beside a missing one, or in a folder there."""
     folder = next(each for each in path.parents if each.is_dir())
-    files = [*folder.glob("*.py"), *folder.glob("*/*.py")]
+    files = [each for each in (*folder.glob("*.py"), *folder.glob("*/*.py")) if each != path]
     same = [each for each in files if each.name == path.name]
     close = nearest(path.name, [each.name for each in files])
     meant = [*same, *(each for each in files if each.name == close), *files[: len(files) == 1]]

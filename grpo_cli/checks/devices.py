@@ -8,6 +8,7 @@ from pathlib import Path
 
 from grpo_cli.checks.settings import read_setting
 from grpo_cli.errors import install_extra, pip
+from grpo_cli.input_files import find_fault
 from grpo_cli.issues import Issue, Level
 from grpo_cli.machine import Hardware, is_on_cpu
 from grpo_cli.recipe.launch import KEEPS_FLOAT32, LaunchConfig, SlurmConfig
@@ -159,9 +160,8 @@ def _check_strategy(launch: LaunchConfig, *, cpu: bool) -> Iterator[Issue]:
         if launch.strategy != "auto":
             seen = "is not read beside `accelerate_config`"
             yield Issue(seen, "remove one of them", "launch.strategy")
-        if not Path(config).is_file():
-            seen = f"there is no file {config}"
-            yield Issue(seen, "correct the path", "launch.accelerate_config")
+        if fault := find_fault(config):
+            yield Issue(fault, "correct the path", "launch.accelerate_config")
         elif '"zero_optimization"' in (text := Path(config).read_text(errors="replace")):
             stage = re.search(r'"stage"\s*:\s*([123])', text)
             seen = "is a config of DeepSpeed, not of accelerate"

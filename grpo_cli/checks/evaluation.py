@@ -13,6 +13,7 @@ from grpo_cli.checks.settings import read_setting
 from grpo_cli.data.scored import GroupReport
 from grpo_cli.data.sources import Preview, has_eval
 from grpo_cli.errors import RewardError, install_extra, nearest
+from grpo_cli.input_files import find_fault
 from grpo_cli.issues import Issue
 from grpo_cli.recipe.evaluation import HeldOutSetConfig, is_task_file
 from grpo_cli.recipe.expect import ExpectedMetric
@@ -196,9 +197,9 @@ def _check_task(recipe: Recipe, config: HeldOutSetConfig, path: str) -> Iterator
             yield Issue(seen, "remove it", f"{path}.{key}")
     if importlib.util.find_spec("lm_eval") is None:
         yield Issue("lm-eval is not installed", install_extra("lm-eval"), f"{path}.task")
-    if is_task_file(task) and not Path(task).is_file():
+    if is_task_file(task) and (fault := find_fault(task)):
         fix = "correct the path; it is relative to the recipe"
-        yield Issue(f"there is no file {task}", fix, f"{path}.task")
+        yield Issue(fault, fix, f"{path}.task")
     elif is_task_file(task) and _read_task_name(task) is None:
         seen = f"{task} is no task file of lm-eval: it has neither `task` nor `group`"
         yield Issue(seen, "name a task file, or a task of lm-eval", f"{path}.task")

@@ -236,7 +236,7 @@ def build_tree(command: Command, source: FilePath) -> tuple[Node, dict[str, str]
     if config is None:
         return tree, unset
     path = next(
-        (each for each in (FilePath(str(config)), source.parent / str(config)) if each.is_file()),
+        (each for each in (FilePath(str(config)), source.parent / str(config)) if each.exists()),
         None,
     )
     if path is None:

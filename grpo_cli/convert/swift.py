@@ -23,6 +23,7 @@ from grpo_cli.convert.rewards import (
     take_parameters,
     take_rewards,
 )
+from grpo_cli.input_files import find_fault, read_input_text
 from grpo_cli.recipe.explanation import Path
 from grpo_cli.recipe.yaml_tree import as_node
 
@@ -131,11 +132,11 @@ def _take_system(report: KeyReport, key: Path, value: Any) -> None:
     """Take a system prompt, or the text of the file that it names."""
     file = FilePath(str(value)) if len(str(value)) < 256 and "\n" not in str(value) else None
     if file is not None and file.suffix == ".txt":
-        if not file.is_file():
+        if find_fault(file):
             report.drop(key, f"`{value}` is not here")
             report.to_do["dataset.prompt.system"] = f"write the text of `{value}`"
             return
-        value = file.read_text(encoding="utf-8", errors="replace")
+        value = read_input_text(file, "replace")
     trl.take_system_prompt(report, key, value)
 
 

@@ -30,6 +30,7 @@ from grpo_cli.convert.rewards import (
     take_rewards,
 )
 from grpo_cli.errors import recipe_error
+from grpo_cli.input_files import read_input_text
 from grpo_cli.recipe import grpo_fields
 from grpo_cli.recipe.explanation import Path
 
@@ -168,7 +169,7 @@ def _take_deepspeed(report: KeyReport, key: Path, value: Any) -> None:
     """Take the stage of a DeepSpeed config: a mapping, a JSON file, or a file known by its name."""
     text = str(value)
     try:
-        text = FilePath(text).read_text(encoding="utf-8")
+        text = read_input_text(text)
     except (OSError, ValueError):
         text = text.rpartition("/")[2] if text.endswith(".json") else text
     stage = _STAGE.search(text.lower())

@@ -16,6 +16,7 @@ from typing import IO, Any
 
 from grpo_cli.data.rows import Row, columns_of, show, show_names, suggest
 from grpo_cli.errors import RecipeError, recipe_error
+from grpo_cli.input_files import find_fault
 from grpo_cli.issues import Issue
 
 LONGEST_CELL = 2**27
@@ -89,6 +90,8 @@ def _check_file(file: RowFile) -> Issue | None:
         fix = suggest(path.name, siblings, "correct the path; it is relative to the recipe")
         beside = f"; {path.parent} holds {show_names(siblings)}" if siblings else ""
         return Issue(f"there is no file {path}{beside}", fix, file.field)
+    if fault := find_fault(path):
+        return Issue(fault, "write the rows to a file and name it", file.field)
     if file.format not in _READERS:
         return Issue(
             f"{path.name} ends in {path.suffix or 'nothing'}; it cannot be told how to read it",

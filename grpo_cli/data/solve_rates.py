@@ -8,6 +8,7 @@ from typing import Any
 
 from grpo_cli.data.rows import canonical_json, show_names
 from grpo_cli.errors import recipe_error
+from grpo_cli.input_files import read_input
 from grpo_cli.runs.files import parse_json
 
 _PATH = "dataset.difficulty.samples"
@@ -95,7 +96,7 @@ def _read_file(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def _parse(file: Path) -> list[Any]:
-    content = file.read_bytes()
+    content = read_input(file)
     if file.suffix != ".jsonl":
         return list(parse_json(content)["samples"])
     *lines, last = content.split(b"\n")

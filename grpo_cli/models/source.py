@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from grpo_cli.errors import RecipeError, install_extra, nearest, pip
+from grpo_cli.input_files import find_fault, read_input_text
 from grpo_cli.issues import Issue
 from grpo_cli.models.folder import (
     check_data,
@@ -128,10 +129,11 @@ def read_chat_template(model: ModelConfig) -> str | None:
     if template is None or "{%" in template or "{{" in template:
         return template
     try:
-        return Path(template).expanduser().read_text(encoding="utf-8")
+        return read_input_text(Path(template).expanduser())
     except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "not UTF-8"
         problem = Issue(
-            f"{template!r} is neither a Jinja template nor a readable file",
+            f"{template!r} is neither a Jinja template nor a readable file ({why})",
             "write the template itself, or the path of a file that holds it",
             "model.chat_template",
         )
@@ -183,6 +185,8 @@ def _resolve_local(path: Path, text: str) -> ModelSource:
         return ModelSource("folder", str(path))
     if not path.exists():
         raise _missing_error(path, text)
+    if fault := find_fault(path):
+        raise _path_error(fault, "name a model folder or a `.gguf` file")
     with path.open("rb") as file:
         if file.read(len(_GGUF_MAGIC)) != _GGUF_MAGIC:
             fix = "name a model folder or a `.gguf` file, or fetch it anew (`git lfs pull`)"

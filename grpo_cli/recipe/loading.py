@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from grpo_cli.errors import GrpoError, RecipeError, nearest, recipe_error
+from grpo_cli.input_files import find_fault
 from grpo_cli.issues import Issue, Location
 from grpo_cli.recipe import explanation
 from grpo_cli.recipe.adapter import fill_from_adapter
@@ -238,12 +239,14 @@ def _read_parent(
     path: Path, node: Node, trees: dict[Path, Node | None], repeated: list[Issue]
 ) -> Node:
     if path not in trees:
-        if not path.is_file():
+        if fault := find_fault(path):
             fix = "paths in `extends` are relative to the file that names them; correct it"
-            others = [each.name for each in path.parent.glob("*.y*ml") if each not in trees]
+            others = [
+                each.name for each in path.parent.glob("*.y*ml") if each not in {path, *trees}
+            ]
             if (close := nearest(path.name, others)) and Path(node.value).name:
                 fix = f"write `{Path(node.value).with_name(close)}`"
-            raise recipe_error(f"there is no file {path}", fix, "extends", node.location)
+            raise recipe_error(fault, fix, "extends", node.location)
         return _read_with_parents(path, read_source(path), trees, repeated)
     known = trees[path]
     if known is None:

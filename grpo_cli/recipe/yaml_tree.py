@@ -3,7 +3,6 @@
 Source: YAML 1.2 core schema, https://yaml.org/spec/1.2.2/#103-core-schema
 """
 
-import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from pydantic import BaseModel
 from yaml.reader import Reader
 
 from grpo_cli.errors import RecipeError, recipe_error, sort_by_likeness
+from grpo_cli.input_files import read_input
 from grpo_cli.issues import Issue, Location
 
 # Python reads numbers of up to 4300 digits; a longer one stays text.
@@ -147,13 +147,8 @@ def read_source(path: Path) -> str:
     if path.suffix in _DATA_SUFFIXES and path.is_file():
         fix = "name it as `train` of a recipe's `dataset` (`kind: files`); `grpo init` writes a recipe"
         raise recipe_error("is a file of data, not YAML", fix, location=Location(str(path)))
-    # The pipe of a shell (`/dev/stdin`, `<(…)`) has no path; one that has may never be written to.
-    target = Path(os.path.realpath(path))
-    if target.exists() and not (target.is_file() or target.is_dir()):
-        message = "is not a regular file, but a pipe or a device"
-        raise recipe_error(message, "name a file", location=Location(str(path)))
     try:
-        data = path.read_bytes()
+        data = read_input(path)
         text = data.decode("utf-8-sig")
     except OSError as error:
         message = f"cannot be read ({error.strerror})"
@@ -339,7 +334,11 @@ def _missing_fix(path: Path) -> str:
         return f"check the path: there is no folder {path.parent}"
     beside = sort_by_likeness(
         path.name,
-        sorted(each.name for each in path.parent.iterdir() if each.suffix in {".yaml", ".yml"}),
+        sorted(
+            each.name
+            for each in path.parent.iterdir()
+            if each.suffix in {".yaml", ".yml"} and each != path
+        ),
     )
     if not beside:
         return "check the path, or write a recipe with `grpo init`"

@@ -29,6 +29,7 @@ from grpo_cli.environments.contract import (
 )
 from grpo_cli.environments.kinds.remote import LastLine
 from grpo_cli.errors import nearest
+from grpo_cli.input_files import find_fault
 from grpo_cli.issues import Issue
 from grpo_cli.processes import reaped_stdio
 from grpo_cli.recipe.base import Number, Section
@@ -97,8 +98,8 @@ class _ServerParams(Section):
             fix = "install it, or correct the path"
             yield Issue(f"there is no command {self.command[0]!r} on this machine", fix, "command")
         for word in self.command[1:]:
-            if word.endswith((".py", ".js")) and not Path(word).is_file():
-                yield Issue(f"there is no file {word}", "correct the path", "command")
+            if word.endswith((".py", ".js")) and (fault := find_fault(word)):
+                yield Issue(fault, "correct the path", "command")
 
     def argv(self) -> list[str]:
         """Return the command with the path of its interpreter."""

@@ -4,13 +4,13 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cached_property, lru_cache
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from grpo_cli.errors import RewardError, nearest
+from grpo_cli.input_files import read_input_text
 from grpo_cli.issues import Issue
 from grpo_cli.recipe.base import Number, OneOrMany
 from grpo_cli.rewards.answers import find_answer
@@ -128,7 +128,7 @@ class JsonParams(RewardParams):
         if self.path is None:
             return _check_content
         try:
-            return _compile_schema(Path(self.path).read_text(encoding="utf-8"))
+            return _compile_schema(read_input_text(self.path))
         except (OSError, UnicodeDecodeError) as error:
             why = getattr(error, "strerror", None) or "not UTF-8"
             fix = "correct the path, or write the file"
