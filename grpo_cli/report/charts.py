@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib import resources
+from math import isnan
 from typing import Any
 
 from grpo_cli.analysis.expectations import bands_of
@@ -176,10 +177,12 @@ def thin(series: Series) -> Sequence[Point]:
     size = 2 * len(series) // _MOST_POINTS + 1
     thinned: list[Point] = []
     for first in range(0, len(series), size):
-        values = series.values[first : first + size]
-        if numbers := [value for value in values if value == value]:
-            places = {first + values.index(pick(numbers)) for pick in (min, max)}
-            thinned += sorted({series[place] for place in places})
+        values = series.values[first : first + size].tolist()
+        # The sum is NaN if one of them is.
+        numbers = [each for each in values if each == each] if isnan(sum(values)) else values
+        if numbers:
+            places = {values.index(pick(numbers)) for pick in (min, max)}
+            thinned += [(series.steps[first + place], values[place]) for place in sorted(places)]
     return thinned
 
 

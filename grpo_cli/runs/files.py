@@ -6,7 +6,7 @@ import math
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,8 +51,10 @@ def parse_json(text: str | bytes) -> Any:
     # Several times as fast as `json`, but it knows no halves of surrogate pairs, and nests less deeply.
     import pydantic_core
 
-    with suppress(ValueError):
+    try:
         return pydantic_core.from_json(text, allow_inf_nan=False)
+    except ValueError:
+        pass
     try:
         return _DECODER.decode(text if isinstance(text, str) else text.decode())
     except RecursionError:

@@ -6,7 +6,6 @@ import time
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain, compress, islice
 from math import isnan, nan
@@ -37,7 +36,7 @@ Step = dict[str, Any]
 """The numbers of one logged training step: `step`, `time`, `total_steps` and TRL's metrics."""
 _FINGERPRINT_BYTES = 256
 """Records bear their time, so no two of a run's files have the same bytes at the same place."""
-_BLOCK_BYTES, _BLOCK_RECORDS = 2**20, 1000
+_BLOCK_BYTES, _BLOCK_RECORDS = 2**18, 250
 """Read, and added to the series, at once."""
 _SKIMMED_BYTES = 2**24
 """A file of so many bytes is large."""
@@ -72,9 +71,12 @@ def _as_object(value: Any) -> dict[str, Any] | None:
 def parse_records(lines: Iterable[bytes], reader: Reader) -> Iterator[dict[str, Any]]:
     """Yield the records of some lines; passes over damaged ones, such as those that a killed process left torn."""
     for line in lines:
-        with suppress(ValueError):
-            if (record := reader(parse_json(line))) is not None:
-                yield record
+        try:
+            record = reader(parse_json(line))
+        except ValueError:
+            continue
+        if record is not None:
+            yield record
 
 
 def read_records(path: Path, reader: Reader) -> list[dict[str, Any]]:
@@ -181,9 +183,14 @@ class Series(Sequence[Point]):
     def extend(self, steps: Iterable[int], values: Iterable[float | None]) -> None:
         """Add points; of values that are not finite, NaN is kept."""
         self.steps.extend(array("q", steps))
-        low, high = -_HUGE, _HUGE
-        # The comparison is false for NaN, infinities, and integers that no float holds.
-        numbers = [v if v is not None and low < v < high else nan for v in values]
+        numbers: list[Any] = list(values)
+        try:
+            finite = max(numbers, default=0.0) < _HUGE and min(numbers, default=0.0) > -_HUGE
+        except TypeError:
+            finite = False
+        if not finite:
+            # The comparison is false for NaN, infinities, and integers that no float holds.
+            numbers = [v if v is not None and -_HUGE < v < _HUGE else nan for v in numbers]
         self.values.extend(array("d", numbers))
 
     def pop(self) -> None:
@@ -256,11 +263,16 @@ class Metrics:
             for record in block:
                 self._add_event(record)
             logged = [record for record in block if record["event"] in ("train", "eval")]
-            steps = [record["step"] for record in logged]
+            layouts = dict.fromkeys(map(tuple, logged))
+            blank = dict.fromkeys(chain.from_iterable(layouts), False)
             # By metric, since there are millions of values. False is not a number, as what is not logged.
-            for name in dict.fromkeys(chain.from_iterable(dict.fromkeys(map(tuple, logged)))):
+            alike = logged if len(layouts) == 1 else [blank | record for record in logged]
+            rows = map(dict.values, alike)
+            columns = dict(zip(blank, zip(*rows, strict=True), strict=True))
+            steps = array("q", columns.get("step", ()))
+            for name, values in columns.items():
                 if name not in _NOT_METRICS:
-                    self._add_column(name, steps, [record.get(name, False) for record in logged])
+                    self._add_column(name, steps, values)
 
     def _add_event(self, record: dict[str, Any]) -> None:
         """Add what a record says beside the values of its metrics."""
@@ -280,7 +292,7 @@ class Metrics:
             if len(self._steps) > _MOST_STEPS:
                 self._thin_steps()
 
-    def _add_column(self, name: str, steps: list[int], values: list[Any]) -> None:
+    def _add_column(self, name: str, steps: Sequence[int], values: Sequence[Any]) -> None:
         """Add the values of a metric; those that are not numbers are passed over."""
         if not _NUMBERS.issuperset(map(type, values)):
             are_numbers = [type(value) in _NUMBERS for value in values]
