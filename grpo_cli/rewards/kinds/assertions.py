@@ -9,8 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from grpo_cli.rewards.kinds.assertion_counts import count_assertions
 from grpo_cli.rewards.sandbox.child import MODULE
 from grpo_cli.rewards.sandbox.runner import Check
+from grpo_cli.rewards.sandbox.unit_tests import COUNTER
 
 _CONSTRUCTORS: Mapping[str, Any] = {
     each.__name__: each for each in (set, frozenset, tuple, list, dict, sorted, float)
@@ -161,9 +163,9 @@ def read_code(body: list[ast.stmt], function: str | None) -> list[ProgramTest]:
     collected = _collect(body)
     if tests and isinstance(body[-1], ast.Assert) and not collected:
         return tests
-    runs = collected or _runs_something(body)
-    may_fail = runs and any(map(_may_fail, _walk(body)))
-    return [ProgramTest(check=_isolate(body, collected=collected))] if may_fail else []
+    check = _isolate(body, collected=collected)
+    asserts = COUNTER in check.setup and (collected or _runs_something(body))
+    return [ProgramTest(check=check)] if asserts else []
 
 
 def _names(body: Sequence[ast.AST], context: type[ast.expr_context]) -> set[str]:
@@ -191,14 +193,6 @@ def _runs_something(body: Sequence[ast.stmt]) -> bool:
     return any(isinstance(node, ast.Call | ast.Assert | ast.Raise) for node in run)
 
 
-def _may_fail(node: ast.AST) -> bool:
-    """Return whether a part of a test can refuse a program: `assert`, `raise`, `exit`, `assertEqual`."""
-    name = getattr(node, "id", None) or getattr(node, "attr", None) or ""
-    return isinstance(node, ast.Assert | ast.Raise) or bool(
-        re.search("assert|exit|raises", name, re.IGNORECASE)
-    )
-
-
 def _read_assertion(setup: list[ast.stmt], statement: ast.Assert) -> ProgramTest:
     match statement.test:
         case ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]):
@@ -218,7 +212,7 @@ def _isolate(
     body: Sequence[ast.stmt], expression: ast.expr | None = None, collected: Sequence[str] = ()
 ) -> Check:
     """Return a check that imports what it uses of the library, and takes from the program what is left."""
-    value = ast.unparse(expression) if expression else "None"
+    value = ast.unparse(expression) if expression else ""
     setup = ast.unparse(ast.Module(body=list(body), type_ignores=[]))
     missing = _find_undefined(f"{setup}\n{value}")
     imports = {}
@@ -236,7 +230,7 @@ def _isolate(
     lines = "".join(imports[name] for name in sorted(imports))
     return Check(
         names=sorted(requested | missing - imports.keys()),
-        setup=lines + setup,
+        setup=lines + (setup if expression else count_assertions(setup)),
         collected=list(collected),
         expression=value,
     )

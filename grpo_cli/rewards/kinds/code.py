@@ -64,10 +64,17 @@ class CodeParams(RewardParams):
     order beside it, a result that was computed from a number of the test is not a number, and only the object that
     the test made (not one that a function or method returned) says what it contains.
 
-    Tests that can be forged: a test that asks the program to judge itself. It may call helpers that the program
-    defines (HumanEval's `poly` and `encode_cyclic`), compare identity (`is`) with what it passed, compare a result
-    with a list that it passed and the program changed, call special methods (`a.__eq__(b)`), or run in a context
-    manager of the program, which suppresses exceptions other than a failed assertion.
+    A test is passed only if an assertion ran: `for a, b in zip(f(3), [1, 2]): assert a == b` gives 0 to an empty
+    result. Assertions are `assert`, functions named so (`self.assertEqual`, `assert_allclose`, `pytest.raises`),
+    and what decides between going on and `raise`, `assert False`, `fail()` or `exit()`, such as
+    `if f(2) != 4: sys.exit(1)`. They count where they run, also in functions that the test or the program calls;
+    each test function or method that has some needs one. A test that calls `exit` fails whatever the code.
+
+    Tests that can be forged: a test that asks the program to judge itself. It may take its cases from the program,
+    call helpers that the program defines (HumanEval's `poly` and `encode_cyclic`), compare identity (`is`) with
+    what it passed, compare a result with a list that it passed and the program changed, call special methods
+    (`a.__eq__(b)`), or run in a context manager of the program, which suppresses exceptions other than a failed
+    assertion.
 
     What tests can pass: plain data, functions, and objects of classes that they define. Lists and the like that a
     function changes are changed in the test too, so compare with a copy: `f(x) == sorted(x)` is true of a function

@@ -40,6 +40,8 @@ def main() -> None:
     and a marshalled check of `check_size`, 0 for none), and `parent`.
     """
     job = SimpleNamespace(**marshal.loads(bytes.fromhex(sys.argv[1])))
+    # The interpreter starts without `site`, which defines these two.
+    builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment]
     if job.check_size:
         # Now, as the confined process cannot read it; not before, as it takes time.
         from grpo_cli.rewards.sandbox import rules, unit_tests  # noqa: F401
@@ -186,13 +188,16 @@ def _evaluate(peer: "TestPeer", check: "dict[str, Any]") -> "Any":
     module, solution = type(sys)("test"), type(sys)(MODULE)
     solution.__dict__.update(found)
     names = module.__dict__
-    names.update(found, __builtins__=builtins)
+    assertions = unit_tests.Assertions()
+    names.update(found, __builtins__=builtins, **{unit_tests.COUNTER: assertions})
     for name in found.keys() & dir(builtins):
         # Of the program only where the test imports it.
         del names[name]
     sys.modules.update({MODULE: solution}, test=module, __main__=module, pytest=unit_tests)
     exec(compile(check["setup"], "test.py", "exec", dont_inherit=True), names)
     unit_tests.run(names, check["collected"])
+    if not check["expression"]:
+        return assertions.require(0)
     value, expected = (eval(check[part], names) for part in ("expression", "expected"))
     # Here, where the classes of libraries are known.
     return expected if value == expected else value
@@ -214,9 +219,6 @@ def _make_module(name: str) -> "ModuleType":
     module.__dict__["__builtins__"] = builtins
     sys.modules[name] = module
     sys.argv = ["program.py"]
-    # The interpreter starts without `site`, which defines these two.
-    for usual in ("exit", "quit"):
-        setattr(builtins, usual, sys.exit)
     return module
 
 

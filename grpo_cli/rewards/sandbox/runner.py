@@ -78,8 +78,8 @@ class Check:
     """Statements, which must not raise."""
     collected: list[str] = field(default_factory=list)
     """Test functions and classes of the setup, which are run."""
-    expression: str = "None"
-    """Its value is reported; what was expected, if it equals that."""
+    expression: str = ""
+    """Its value is reported; what was expected, if it equals that. Without one, the setup has to assert."""
     expected: str = "None"
     function: str = ""
     """If given, only this function is called, and its result reported."""

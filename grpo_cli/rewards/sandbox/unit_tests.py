@@ -2,10 +2,47 @@
 
 from itertools import product
 
+from grpo_cli.rewards.sandbox.peer import Remote
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
+
+
+COUNTER = "__assertions__"
+"""The name by which a test counts its assertions."""
+
+
+class Assertions:
+    """Counts the assertions of a test as they run."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def checked(self, value: "Any") -> "Any":
+        """Count a condition."""
+        self.count += 1
+        return value
+
+    def asserting(self, function: "Any") -> "Any":
+        """Return a function with its calls counted; one of the test's has assertions of its own."""
+        if not callable(function) or isinstance(function, type | Remote):
+            return function
+        if getattr(function, "__module__", None) == "test":
+            return function
+        return lambda *args, **kwargs: self.checked(function(*args, **kwargs))
+
+    def require(self, before: int, function: "Any" = None) -> None:
+        """Raise an exception if none ran since `count` was that; a function may be one without assertions."""
+        code = getattr(function, "__code__", None)
+        if self.count == before and (function is None or (code and _has_assertions(code))):
+            raise AssertionError("none of the test's assertions ran")
+
+
+def _has_assertions(code: "Any") -> bool:
+    inner = [each for each in code.co_consts if hasattr(each, "co_names")]
+    return COUNTER in code.co_names or any(map(_has_assertions, inner))
 
 
 def run(names: "dict[str, Any]", collected: "list[str]") -> None:
@@ -15,7 +52,7 @@ def run(names: "dict[str, Any]", collected: "list[str]") -> None:
         if not isinstance(target, type):
             _run_function(target, names)
         elif hasattr(target, "assertEqual"):
-            _run_case(target)
+            _run_case(target, names[COUNTER])
         else:
             for method in [each for each in dir(target) if each.startswith("test")]:
                 instance = target()
@@ -31,10 +68,18 @@ def _parameters(function: "Any") -> "list[str]":
     return list(plain.__code__.co_varnames[plain is not function : count])
 
 
-def _run_case(case: "Any") -> None:
+def _run_case(case: "Any", assertions: Assertions) -> None:
     import unittest
 
-    result = unittest.TestResult()
+    class Result(unittest.TestResult):
+        def startTest(self, test: "Any") -> None:  # noqa: N802
+            super().startTest(test)
+            self.before = assertions.count
+
+        def addSuccess(self, test: "Any") -> None:  # noqa: N802
+            assertions.require(self.before, getattr(test, test.id().rpartition(".")[2]))
+
+    result = Result()
     unittest.defaultTestLoader.loadTestsFromTestCase(case).run(result)
     if failures := [*result.failures, *result.errors]:
         raise AssertionError(failures[0][1].strip().rpartition("\n")[2])
@@ -43,11 +88,14 @@ def _run_case(case: "Any") -> None:
 
 
 def _run_function(function: "Any", names: "dict[str, Any]") -> None:
+    assertions = names[COUNTER]
+    before = assertions.count
     rows = list(product(*getattr(function, "parameters", [])))
     if not rows:
         raise AssertionError("a test without parameters was not run")
     for parts in rows:
         _call(function, names, {name: value for part in parts for name, value in part.items()})
+    assertions.require(before, function)
 
 
 def _call(function: "Any", names: "dict[str, Any]", arguments: "dict[str, Any]") -> "Any":

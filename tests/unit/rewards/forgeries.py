@@ -1761,3 +1761,19 @@ for _name, _program in {
     add(f"solution-{_name}-calls", "solution-calls", _program, [{"input": [[2, 7, 11], 18], "output": [1, 2]}, {"input": [[3, 2, 4], 6], "output": [1, 2]}], TWO, function="twoSum")
     add(f"solution-{_name}-apps", "solution-apps", _program, {"inputs": [[[2, 7, 11], 18], [[3, 2, 4], 6]], "outputs": [[1, 2], [1, 2]], "fn_name": "twoSum"}, TWO)
     add(f"solution-{_name}-asserts", "solution-asserts", _program, "assert Solution().twoSum([2, 7, 11], 18) == [1, 2]\nassert sorted(Solution().twoSum([3, 2, 4], 6)) == [1, 2]", TWO)
+
+# Tests that assert in a loop over what the program returns or defines: nothing of them runs.
+EVENS = "def evens(n):\n    return [2 * i for i in range(n)]\nCASES = [(2, [0, 2])]\n"
+for _name, _tests in {
+    "zip": "for a, b in zip(evens(3), [0, 2, 4]):\n    assert a == b",
+    "enumerate": "def test_evens():\n    for i, each in enumerate(evens(3)):\n        assert each == 2 * i\n",
+    "raise": "for i, each in enumerate(evens(3)):\n    if each != 2 * i:\n        raise ValueError(each)",
+    "while": "xs = list(evens(3))\nwhile xs:\n    last = xs.pop()\n    assert last == 2 * len(xs)",
+    "condition": "if evens(3):\n    assert evens(3) == [0, 2, 4]",
+    "cases": "from solution import CASES, evens\ndef test_evens():\n    for n, want in CASES:\n        assert evens(n) == want\n",
+    "unittest": "import unittest\nfrom solution import evens\nclass T(unittest.TestCase):\n    def setUp(self):\n        self.xs = evens(3)\n    def test_all(self):\n        for i, x in enumerate(self.xs):\n            with self.subTest(i=i):\n                self.assertEqual(x, 2 * i)\n    def test_list(self):\n        self.assertIsInstance(self.xs, list)\n",
+    "fail": "import unittest\nfrom solution import evens\nclass T(unittest.TestCase):\n    def test_all(self):\n        for i, x in enumerate(evens(3)):\n            if x != 2 * i:\n                self.fail(i)\n",
+    "map": "list(map(lambda pair: pytest.approx(pair[0]) == pair[1] or pytest.fail(), zip(evens(3), [0, 2, 4])))",
+}.items():
+    add(f"empty-{_name}", "loops", "def evens(n):\n    return []\nCASES = []\n", _tests, EVENS)
+add("empty-check", "humaneval", "def evens(n):\n    return ()\n", "def check(candidate):\n    assert True, 'This prints if this assert fails'\n    for a, b in zip(candidate(3), [0, 2, 4]):\n        assert a == b\n", EVENS, function="evens")

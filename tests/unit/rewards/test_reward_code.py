@@ -187,6 +187,10 @@ def test_malformed_tests_are_errors(cell):
         (["import math", "f(1) == 2"], "assert nothing"),
         (PLAIN_CHECK, "assert nothing"),
         ("def g():\n    assert f(1) == 2\n", "assert nothing"),
+        (
+            "ok = f(1) == 2\ntry:\n    f(None)\nexcept AssertionError:\n    print(ok)",
+            "assert nothing",
+        ),
         ("def g(): return 2\nassert g() == 2", "use nothing that a program defines"),
         ("assert sum([1, 2]) == 3", "use nothing that a program defines"),
     ],
@@ -431,6 +435,62 @@ def test_files_of_tests_are_run(name):
     assert right.value == 1.0, right.reason
     assert score("def f(x): return x + x and 4", FILES[name]).value == (name != "pytest")
     assert score("def f(x): return x * 3", FILES[name]).value == 0.0
+
+
+DOUBLES = "CASES = [(2, 4), (3, 6)]\ndef f(x): return 'no'.upper() if x is None else x * 2"
+NO_CASES = "CASES = []\ndef f(x): return 5"
+CASE = "import unittest\nfrom solution import CASES, f\nclass F(unittest.TestCase):\n    def test_all(self):\n"
+PASSED_OVER = {
+    "assert": "for x, y in CASES: assert f(x) == y",
+    "text of a list": ["for x, y in CASES:\n    assert f(x) == y"],
+    "raise": "for x, y in CASES:\n    if f(x) == y: continue\n    raise ValueError(x)",
+    "exit": "import sys\nfor x, y in CASES:\n    if f(x) != y:\n        sys.exit(1)",
+    "helper": "def check_all(cases):\n    for x, y in cases: assert f(x) == y\ncheck_all(CASES)",
+    "results": "for each, y in zip([f(x) for x, _ in CASES], [4]):\n    assert each == y",
+    "function": "from solution import CASES, f\ndef test_all():\n    for x, y in CASES: assert f(x) == y\n"
+    "def test_one():\n    assert callable(f)",
+    "unittest": f"{CASE}        for x, y in CASES:\n            with self.subTest(x): self.assertEqual(f(x), y)\n"
+    "    def test_one(self): self.assertTrue(f)",
+    "alias": f"{CASE}        equal = self.assertEqual\n        for x, y in CASES: equal(f(x), y)",
+    "fail": f"{CASE}        for x, y in CASES:\n            if f(x) != y: self.fail(x)",
+}
+
+
+@pytest.mark.parametrize("name", PASSED_OVER)
+def test_a_test_whose_assertions_did_not_run_is_not_passed(name):
+    right = score(DOUBLES, PASSED_OVER[name])
+    assert right.value == 1.0, right.reason
+    forged = score(NO_CASES, PASSED_OVER[name])
+    assert forged.value == 0.0
+    assert "none of the test's assertions ran" in forged.reason
+
+
+FAILING = {
+    "fail": f"{CASE}        if f(2) != 4: self.fail()",
+    "fail in a handler": f"{CASE}        try:\n            f(2).bit_length() + 1 // (f(3) == 6)\n"
+    "        except Exception as error:\n            self.fail(str(error))",
+    "fail if nothing is raised": f"{CASE}        try:\n            f(2)[0]\n            self.fail()\n"
+    "        except TypeError:\n            if f(3) != 6: self.fail()",
+    "fail or": f"{CASE}        f(2) == 4 or self.fail()",
+    "pytest": "import pytest\ndef test():\n    for y in range(5):\n        if f(2) == y: break\n    else:\n"
+    "        pytest.fail('no')",
+    "return": "from pytest import fail\ndef test():\n    if f(2) == 4:\n        return\n    fail('no')",
+    "exit": "if f(2) != 4: exit(1)",
+    "match": "match f(2):\n    case 4: pass\n    case _: raise ValueError",
+    "constants": "if f(2) == 4:\n    assert True\nelse:\n    assert False",
+    "loop": "import pytest\ndef test():\n    for each in range(4, f(2)): pytest.fail(str(each))",
+    "callback": "def refuse(x): raise AssertionError(x)\nlist(map(refuse, range(4, f(2))))",
+    "only true": "assert [None] * (f(2) - 3)\nx = [0][f(2) - 4]\nassert True",
+}
+
+
+@pytest.mark.parametrize("name", FAILING)
+def test_what_fails_a_test_is_an_assertion(name):
+    right = score(DOUBLES, FAILING[name])
+    assert right.value == 1.0, right.reason
+    wrong = score(NO_CASES, FAILING[name])
+    assert wrong.value == 0.0
+    assert "none" not in wrong.reason
 
 
 def test_inputs_that_look_like_arguments_are_told_if_no_function_is_named():
