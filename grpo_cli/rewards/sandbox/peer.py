@@ -78,6 +78,47 @@ class Refused(BaseException):
     """A program's object was asked what only plain data may answer."""
 
 
+def _advance(items: "Any", sent: object = None) -> object:
+    return next(items) if sent is None else items.send(sent)
+
+
+def _copy_plain(value: "Any") -> "Any":
+    """Return a copy in the plain class that an object's class is derived from; None if it is not."""
+    base = next((base for base in PLAIN if isinstance(value, base)), None)
+    return base and (str.__str__(value) if base is str else base(value))
+
+
+_ACTIONS: "dict[str, Callable[..., Any]]" = {
+    **{
+        f"__{name}__": getattr(builtins, name)
+        for name in "len bool str repr abs int float reversed round hash format".split()
+    },
+    **{
+        f"__{name}__": getattr(operator, name)
+        for name in "neg invert getitem setitem delitem contains".split()
+    },
+    **{f"__i{name}__": getattr(operator, f"__i{name}__") for name in _BINARY},
+    "__next__": _advance,
+    "__iter__": lambda value: (item for item in value),
+    "__enter__": lambda value: type(value).__enter__(value),
+    "__exit__": lambda value, *error: type(value).__exit__(value, *error),
+    "get": getattr,
+    "set": setattr,
+    "delete": delattr,
+    "copy": _copy_plain,
+}
+
+
+def operate_on(value: "Any", name: str, *args: "Any") -> "Any":
+    """Do what Python does for an operator's method, or another action on an object."""
+    if name in _ACTIONS:
+        return _ACTIONS[name](value, *args)
+    if name not in (*COMPARISONS, *ARITHMETIC):
+        raise AttributeError(name)
+    method = getattr(type(value), name, None)
+    return NotImplemented if method is None else method(value, *args)
+
+
 class Remote:
     """A function of the program's, in its test."""
 
@@ -103,71 +144,35 @@ class Remote:
     def __repr__(self) -> str:
         return self._remote.peer.operate(self, "__repr__", ())
 
+    def __enter__(self) -> "Any":
+        # What `contextlib.contextmanager` makes can be called, so it is a function here.
+        return self._remote.peer.operate(self, "__enter__", ())
+
+    def __exit__(self, *error: object) -> "Any":
+        return self._remote.peer.operate(self, "__exit__", error)
+
     def __call__(self, *args: "Any", **kwargs: "Any") -> "Any":
         """Call the object in its own process."""
         return self._remote.peer.call(self, args, kwargs)
 
 
+def _with_operators(kind: type) -> type:
+    """Add Python's operators to a class; the process that has the object carries them out."""
+
+    def forward(name: str) -> "Callable[..., Any]":
+        return lambda self, *args: self._remote.peer.operate(self, name, args)
+
+    for name in {*_ACTIONS, *COMPARISONS, *ARITHMETIC}:
+        if name.startswith("__"):
+            setattr(kind, name, forward(name))
+    return kind
+
+
+@_with_operators
 class Operand(Remote):
     """An object with operators: of the test's, in the program; in the test, of a class that it names."""
 
     __slots__ = ()
-
-
-def _advance(items: "Any", sent: object) -> object:
-    return next(items) if sent is None else items.send(sent)
-
-
-def _copy_plain(value: "Any") -> "Any":
-    """Return a copy in the plain class that an object's class is derived from; None if it is not."""
-    base = next((base for base in PLAIN if isinstance(value, base)), None)
-    return base and (str.__str__(value) if base is str else base(value))
-
-
-_FUNCTIONS: "dict[str, Callable[..., Any]]" = {
-    **{
-        f"__{name}__": getattr(builtins, name)
-        for name in "next len bool str repr abs int float reversed round hash format".split()
-    },
-    **{
-        f"__{name}__": getattr(operator, name)
-        for name in "neg invert getitem setitem delitem contains".split()
-    },
-    **{f"__i{name}__": getattr(operator, f"__i{name}__") for name in _BINARY},
-    "__iter__": lambda value: (item for item in value),
-    "__enter__": lambda value: type(value).__enter__(value),
-    "__exit__": lambda value, *error: type(value).__exit__(value, *error),
-}
-_ACTIONS: "dict[str, Callable[..., Any]]" = {
-    **_FUNCTIONS,
-    "get": getattr,
-    "set": setattr,
-    "delete": delattr,
-    "next": _advance,
-    "copy": _copy_plain,
-}
-_METHODS = [*COMPARISONS, *ARITHMETIC]
-
-
-def operate_on(value: "Any", name: str, *args: "Any") -> "Any":
-    """Do what Python does for an operator's method, or another action on an object."""
-    if name in _ACTIONS:
-        return _ACTIONS[name](value, *args)
-    if name not in _METHODS:
-        raise AttributeError(name)
-    method = getattr(type(value), name, None)
-    return NotImplemented if method is None else method(value, *args)
-
-
-def _forward(name: str) -> "Callable[..., Any]":
-    return lambda self, *args: self._remote.peer.operate(self, name, args)
-
-
-for _name in (*_FUNCTIONS, *_METHODS):
-    setattr(Operand, _name, _forward(_name))
-for _name in ("__enter__", "__exit__"):
-    # What `contextlib.contextmanager` makes can be called, so it is a function here.
-    setattr(Remote, _name, _forward(_name))
 
 
 class Peer:
@@ -192,7 +197,7 @@ class Peer:
                 if kind == "error":
                     error = make_error(*rest)
                     # Raised by a function, it would end the test's own loops over `map` and `zip`.
-                    if isinstance(error, StopIteration) and what not in ("next", "__next__"):
+                    if isinstance(error, StopIteration) and what != "__next__":
                         error = RuntimeError("the program raised StopIteration")
                     raise error
                 self._answer(kind, *rest)

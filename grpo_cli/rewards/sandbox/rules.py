@@ -20,7 +20,7 @@ from grpo_cli.rewards.sandbox.values import describe_error, only_direct
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from typing import Any, NoReturn
 
 _NUMERIC = [*ARITHMETIC, *(f"__{name}__" for name in "abs int float round neg bool len".split())]
@@ -50,22 +50,28 @@ class Class(type):
     def __getattr__(cls, name: str) -> "Any":
         if name.startswith("__"):
             raise AttributeError(name)
-        return cls._identity[0].ask("get", cls._identity[1], name)
+        return _ask(cls, "get", name)
+
+    def __setattr__(cls, name: str, value: object) -> None:
+        _ask(cls, "set", name, value)
 
     def __bool__(cls) -> bool:
         return True
 
-    def __setattr__(cls, name: str, value: object) -> None:
-        cls._identity[0].ask("set", cls._identity[1], name, value)
-
-
-def _forward(name: str) -> "Callable[..., Any]":
-    return lambda cls, *args: cls._identity[0].ask(name, cls._identity[1], *args)
-
-
-for _name in ("__iter__", "__len__", "__getitem__"):
     # Of enumerations.
-    setattr(Class, _name, _forward(_name))
+    def __iter__(cls) -> "Any":
+        return _ask(cls, "__iter__")
+
+    def __len__(cls) -> int:
+        return _ask(cls, "__len__")
+
+    def __getitem__(cls, key: object) -> "Any":
+        return _ask(cls, "__getitem__", key)
+
+
+def _ask(target: Class, what: str, *parts: object) -> "Any":
+    peer, number, _ = target._identity
+    return peer.ask(what, number, *parts)
 
 
 class TestPeer(Peer):
@@ -199,7 +205,7 @@ class TestPeer(Peer):
         sent = None
         while True:
             try:
-                item = self.ask("next", number, sent)
+                item = self.ask("__next__", number, sent)
             except StopIteration:
                 return
             sent = yield item
