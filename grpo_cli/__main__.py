@@ -12,10 +12,12 @@ def main() -> None:
     gc.set_threshold(200_000)
     # Pydantic would read the metadata of every installed package in search of plugins.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
-    # transformers warns in every command of names that TRL and peft still use. Child processes read the variable.
+    # transformers warns of names that TRL and peft still use, and Python of the source of packages it compiles.
+    # Child processes read the variable.
     if "PYTHONWARNINGS" not in os.environ:
-        os.environ["PYTHONWARNINGS"] = "ignore::FutureWarning"
-        warnings.simplefilter("ignore", FutureWarning)
+        os.environ["PYTHONWARNINGS"] = "ignore::FutureWarning,ignore::SyntaxWarning"
+        for category in (FutureWarning, SyntaxWarning):
+            warnings.simplefilter("ignore", category)
     try:
         from grpo_cli.cli.app import main as run
     except KeyboardInterrupt:

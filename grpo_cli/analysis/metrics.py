@@ -23,6 +23,7 @@ from grpo_cli.analysis.estimates import (
     proportion_interval,
 )
 from grpo_cli.runs.files import write_text
+from grpo_cli.runs.metrics import read_error_shares
 from grpo_cli.units import count_noun, format_interval, format_value
 
 if TYPE_CHECKING:
@@ -286,6 +287,14 @@ def say_failures(measured: Mapping[str, Any]) -> str:
         for name, count in (measured.get(key) or {}).items()
     ]
     return ", ".join(said)
+
+
+def say_error_shares(record: Mapping[str, Any], split: str = "") -> list[str]:
+    """Return which share of answers each reward failed on, by the metrics of training, or of `eval_`."""
+    return [
+        f"{share:.1%} of answers failed in scoring ({name})"
+        for name, share in read_error_shares(record, split).items()
+    ]
 
 
 def primary_metric(right: Iterable[str]) -> str:

@@ -59,6 +59,10 @@ def print_runs(runs: Sequence[Row], root: Path, *, filtered: bool) -> None:
     console.print(table)
     if "reward" in widths and any(run["reward_within_noise"] for run in runs):
         stderr().print("≈ the reward has changed by no more than its noise", style="dim")
+    if any(run["scoring_failed"] for run in runs):
+        stderr().print(
+            "! scoring failed on some answers: `grpo runs show RUN` counts them", style="dim"
+        )
     for run in runs:
         if run["state"] == "damaged":
             line = f"damaged: {run['run']}: {clean_text(run['reason'])}"
@@ -85,7 +89,8 @@ def _say_steps(run: Row) -> Text:
 
 def _say_state(run: Row) -> Text:
     mark, style = STATE_MARKS[run["state"]]
-    return Text(f"{mark} {run['state']}", style=style)
+    failed = ("!", "yellow") if run["scoring_failed"] else ""
+    return Text.assemble((f"{mark} {run['state']}", style), failed)
 
 
 def _say_ago(run: Row) -> Text:

@@ -31,6 +31,7 @@ StoppingRule = Literal[
     "length_collapse",
     "rewards_apart",
     "reward_swamped",
+    "reward_failures",
     "absent_reward",
     "constant_reward",
     "early_peak",

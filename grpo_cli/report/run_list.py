@@ -6,6 +6,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, get_args
 
+from grpo_cli.analysis.metrics import say_failures
 from grpo_cli.errors import UsageError, nearest
 from grpo_cli.report.summary import find_trend
 from grpo_cli.runs.folder import RunFolder
@@ -15,8 +16,8 @@ from grpo_cli.runs.selection import list_folders
 from grpo_cli.runs.status import State
 
 _UNKNOWN = dict.fromkeys(
-    """step total_steps reward_first reward_last reward_within_noise held_out held_out_prompts before after
-    seconds started_at reason""".split()
+    """step total_steps reward_first reward_last reward_within_noise scoring_failed held_out held_out_prompts
+    before after seconds started_at reason""".split()
 )
 """Of a run in a list whose files cannot be read."""
 STATES: tuple[str, ...] = (*get_args(State), "interrupted", "damaged")
@@ -94,7 +95,8 @@ def _read_row(run: Run) -> dict[str, Any]:
     # The first accuracy, else the total.
     names = (f"accuracy/{name}" for name in measured.get("accuracy", {}))
     metric = next(names, "reward" if measured else None)
-    reward = find_trend(*read_reward_ends(run.folder.metrics))
+    first, last, failed = read_reward_ends(run.folder.metrics)
+    reward = find_trend(first, last)
     return {
         "state": run.life.state,
         "step": status.step,
@@ -102,6 +104,7 @@ def _read_row(run: Run) -> dict[str, Any]:
         "reward_first": reward.first if reward else None,
         "reward_last": reward.last if reward else None,
         "reward_within_noise": reward.is_noise if reward else None,
+        "scoring_failed": failed or any(map(say_failures, (run.before, run.after))),
         "held_out": metric,
         # Fingerprint of the prompts.
         "held_out_prompts": measured.get("held_out"),

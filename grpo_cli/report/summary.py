@@ -11,14 +11,14 @@ from grpo_cli.analysis.diagnosis.diagnosis import RULES, Diagnosis, examine
 from grpo_cli.analysis.diagnosis.history import LIKELY, change_between, read_history
 from grpo_cli.analysis.diagnosis.rule import Symptom
 from grpo_cli.analysis.expectations import Comparison, compare_with_own
-from grpo_cli.analysis.metrics import Metric, say_failures
+from grpo_cli.analysis.metrics import Metric, say_error_shares, say_failures
 from grpo_cli.errors import GrpoError
 from grpo_cli.recipe.evaluation import EvaluationConfig
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.report.wording import say_sampling
 from grpo_cli.runs.completions import show_content
 from grpo_cli.runs.files import measure_bytes
-from grpo_cli.runs.metrics import ERROR_SHARE, LOWER, STAGES, count_averaged, read_error_shares
+from grpo_cli.runs.metrics import ERROR_SHARE, LOWER, STAGES, count_averaged
 from grpo_cli.runs.run import Run
 from grpo_cli.runs.trackers import read_trackers
 from grpo_cli.units import format_duration
@@ -285,17 +285,15 @@ class RunReport(Run):
         """Return how many answers timed out or failed in scoring, in training and in each measurement."""
         names = (name for name in self.series if name.endswith(ERROR_SHARE))
         means = {name: fmean(self.values(name) or [0.0]) for name in names}
-        training = [
-            f"{share:.1%} of answers failed in scoring ({name})"
-            for name, share in read_error_shares(means).items()
-        ]
+        failures = {
+            where: ", ".join(say_error_shares(means, split))
+            for where, split in (("in training", ""), ("in evaluations during training", "eval_"))
+        }
         measured = {f"held out {STAGES[stage]}": self.measured(stage) for stage in STAGES}
         for name, steps in self.during.items():
             measured |= {f"{name} at step {step}": each for step, each in steps.items()}
-        failures = {"in training": ", ".join(training)} if training else {}
-        return failures | {
-            name: said for name, each in measured.items() if (said := say_failures(each))
-        }
+        failures |= {name: say_failures(each) for name, each in measured.items()}
+        return {where: text for where, text in failures.items() if text}
 
     def problems(self) -> list[Symptom]:
         """Return the symptoms that are more than notes, but for the one that is the reason of the end."""

@@ -165,6 +165,8 @@ def _say_evaluation(record: Mapping[str, Any]) -> str | None:
     if record.get("eval_ranking") is not None:
         gap = format_value(record["eval_likelihood_gap"], "+")
         said.append(f"pairs ranked right {record['eval_ranking']:.3f}  likelihood gap {gap}")
+    failed = read_error_shares(record, "eval_").items()
+    said += [f"failed {name} {share:.0%}" for name, share in failed]
     said += list(_say_held_out_sets(record))
     return f"step {record['step']}  {'  '.join(said)}" if said else None
 

@@ -172,6 +172,12 @@ class Reward:
     trainer_state: Any = None
     """That of batches that bring none, since they are scored outside of training."""
 
+    @property
+    def forgives(self) -> bool:
+        """Whether training goes on when scoring fails: by `on_error`, or since a time limit gives a score."""
+        limit = self.params.time_limit()
+        return self.on_error != "raise" or (limit is not None and limit.late_score is not None)
+
     def score(self, batch: Batch) -> list[Score]:
         """Score a batch, with the recipe's `when`, `on_error` and `clip`.
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import time
 from array import array
 from bisect import bisect_left, bisect_right
@@ -50,6 +51,8 @@ _NUMBERS = frozenset({float, int, type(None)})
 _REWARD_PREFIX, _MEAN = "rewards/", "/mean"
 ERROR_SHARE = "/error_share"
 """How the names of the shares of completions end that a reward failed on."""
+_FAILED = re.compile(rb'%s": (?!0\.0\b|0[,}]|null)' % ERROR_SHARE.encode())
+"""Such a share that is not 0, as `append_record` writes it."""
 
 
 def append_record(path: Path, record: Mapping[str, Any]) -> None:
@@ -333,8 +336,8 @@ class Metrics:
         return points[max(end - width, 0) : end]
 
 
-def read_reward_ends(path: Path) -> tuple[list[float], list[float]]:
-    """Return the first and the last training rewards, which are compared with each other.
+def read_reward_ends(path: Path) -> tuple[list[float], list[float], bool]:
+    """Return the first and the last training rewards, which are compared, and whether scoring ever failed.
 
     Only the records that are averaged are parsed, so that a thousand runs are listed in about a second.
     """
@@ -342,7 +345,7 @@ def read_reward_ends(path: Path) -> tuple[list[float], list[float]]:
     from grpo_cli.runs.records import read_metrics
 
     if not path.is_file():
-        return [], []
+        return [], [], False
     data = path.read_bytes()
     lines = [line for line in data[: data.rfind(b"\n") + 1].splitlines() if _has_reward(line)]
     width = count_averaged(len(lines))
@@ -352,7 +355,7 @@ def read_reward_ends(path: Path) -> tuple[list[float], list[float]]:
             parse_records(part, read_metrics) for part in (lines[:width], lines[-width:])
         )
     )
-    return first, last
+    return first, last, _FAILED.search(data) is not None
 
 
 def _has_reward(line: bytes) -> bool:
@@ -381,12 +384,17 @@ def read_rewards(record: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def read_error_shares(record: Mapping[str, Any]) -> dict[str, float]:
-    """Return the share of completions that each reward failed on in a record, if it failed on any."""
+def read_error_shares(record: Mapping[str, Any], split: str = "") -> dict[str, float]:
+    """Return the share of completions that each reward failed on in a record, if it failed on any.
+
+    Args:
+        split: `eval_` for the names of an evaluation.
+    """
+    prefix = f"{split}{_REWARD_PREFIX}"
     return {
-        name[len(_REWARD_PREFIX) : -len(ERROR_SHARE)]: value
+        name[len(prefix) : -len(ERROR_SHARE)]: value
         for name, value in record.items()
-        if name.startswith(_REWARD_PREFIX) and name.endswith(ERROR_SHARE) and value
+        if name.startswith(prefix) and name.endswith(ERROR_SHARE) and value
     }
 
 

@@ -198,7 +198,8 @@ Prompt = str | list[Message]
 def _check_lengths(group: Mapping[str, Any]) -> Mapping[str, Any]:
     count = len(group["completions"])
     columns = [group["tokens"], group["clipped"], *group["rewards"].values()]
-    columns += [*group["reasons"].values(), *filter(None, (group["messages"], group["episodes"]))]
+    columns += [*group["reasons"].values(), *group["failed"].values()]
+    columns += filter(None, (group["messages"], group["episodes"]))
     if any(len(column) != count for column in columns):
         raise ValueError("its columns differ in length")
     return group
@@ -216,6 +217,7 @@ class _Group(TypedDict, total=False):
     clipped: Required[list[bool]]
     rewards: Required[dict[str, list[float | None]]]
     reasons: Annotated[dict[str, list[str | None]], _Filled]
+    failed: Annotated[dict[str, list[bool]], _Filled]
     messages: Annotated[list[list[Message]], _Listed]
     episodes: Annotated[list[Episode], _Listed]
 

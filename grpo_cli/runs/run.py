@@ -180,6 +180,20 @@ class Run:
         """Yield the groups sampled in training and its evaluations, by step."""
         return load_groups(find_groups(self.folder))
 
+    def failed_completions(self) -> dict[str, tuple[int, str]]:
+        """Return on how many recorded completions of training each reward failed, and the first reason."""
+        failures: dict[str, tuple[int, str]] = {}
+        for path in sorted(self.folder.completions.glob("rank_*.jsonl")):
+            for group in RecordTail(path, read_group).read_new():
+                for name, failed in group["failed"].items() if group["split"] == "train" else ():
+                    reasons = group["reasons"].get(name, ())
+                    new = next(
+                        (why for bad, why in zip(failed, reasons, strict=False) if bad and why), ""
+                    )
+                    count, first = failures.get(name, (0, ""))
+                    failures[name] = count + sum(failed), first or new
+        return failures
+
     @cached_property
     def thumbnails(self) -> dict[str, str]:
         """The small copies of images by their names in prompts, each as base64 of a JPEG file."""

@@ -221,8 +221,9 @@ def test_a_reward_that_breaks_is_a_failed_run(workshop, body, said):
 
 def test_a_forgiven_reward_goes_on_and_its_failures_are_counted(workshop):
     path = own_reward(workshop, "raise ValueError('always')")
-    flags = ["--set", "rewards.1.on_error=skip", "--set", "evaluation.limit=0"]
-    done = workshop.grpo("train", path, *flags)
+    flags = "rewards.1.on_error=skip evaluation.limit=0 training.max_steps=10 training.eval_strategy=steps "
+    flags += "training.eval_steps=5"
+    done = workshop.grpo("train", path, *(f"--set={flag}" for flag in flags.split()))
     assert done.returncode == 0, done.stderr
     first = workshop.records("train")[0]
     assert first["rewards/f/error_share"] == 1.0
@@ -230,6 +231,14 @@ def test_a_forgiven_reward_goes_on_and_its_failures_are_counted(workshop):
     group = json.loads((workshop.run / "completions" / "rank_0.jsonl").open().readline())
     assert group["rewards"]["f"] == [None, None]
     assert "always" in group["reasons"]["f"][0]
+    assert group["failed"] == {"f": [True, True]}
+    evaluated = workshop.records("eval")
+    assert (
+        [each["eval_rewards/f/error_share"] for each in evaluated] == [1.0] * len(evaluated) != []
+    )
+    told = workshop.grpo("diagnose", workshop.run).stdout
+    assert "`f` failed on 100% of the completions" in " ".join(told.split())
+    assert "always" in told
 
 
 @pytest.mark.slow

@@ -34,6 +34,7 @@ RULES: tuple[Rule, ...] = (
     episodes.budget_ends_episodes,
     episodes.tools_unused,
     episodes.repeated_calls,
+    rewards.reward_failures,
     rewards.absent_reward,
     signal.no_signal,
     signal.source_starves,

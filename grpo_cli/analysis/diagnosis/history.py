@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from itertools import accumulate
@@ -18,7 +18,15 @@ from grpo_cli.errors import RewardError
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.recipe.rewards import RewardConfig
 from grpo_cli.rewards.registry import find_kind
-from grpo_cli.runs.metrics import PHASES, Metrics, Point, When, numbers_of, read_rewards
+from grpo_cli.runs.metrics import (
+    ERROR_SHARE,
+    PHASES,
+    Metrics,
+    Point,
+    When,
+    numbers_of,
+    read_rewards,
+)
 from grpo_cli.runs.run import Run
 
 if TYPE_CHECKING:
@@ -187,6 +195,8 @@ class History:
     """Steps of the checkpoints that exist; None if that is not known."""
     lost_at: int | None = None
     """The step whose loss was NaN or infinite, and which ended the run before it was logged."""
+    failed: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+    """On how many recorded completions each reward failed, and the first reason; empty if that is not known."""
 
     def points(self, metric: str) -> Sequence[Point]:
         """Return the steps and values at which a metric was logged."""
@@ -325,6 +335,7 @@ def near_best(recipe: Recipe) -> float:
 def read_history(run: Run) -> History:
     """Return the history of a run, finished or not; raises `UsageError` if this is no run folder."""
     failed = run.status.state == "failed" and any(run.folder.path.glob("bad_batch_*.pt"))
+    error_shares = [name for name in run.series if name.endswith(ERROR_SHARE)]
     return History(
         run.recipe,
         run.metrics,
@@ -335,4 +346,5 @@ def read_history(run: Run) -> History:
         str(run.folder.path),
         tuple(run.checkpoints),
         run.status.step + 1 if failed else None,
+        run.failed_completions() if any(any(run.values(name)) for name in error_shares) else {},
     )

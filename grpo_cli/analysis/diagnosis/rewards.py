@@ -20,6 +20,8 @@ _CONSTANT, _FLAT = 20, 1e-6
 """Records in which a reward must be constant; scores closer than that are the same."""
 _ABSENT = 10
 """Records in which a reward must give no score."""
+_MOST_FAILED, _NEARLY_ALL = 0.05, 0.5
+"""Shares of the completions that a reward fails on."""
 _SLOW = 0.5
 """Share of a step's time."""
 
@@ -184,6 +186,36 @@ def absent_reward(history: History) -> Issue | None:
         return Issue(seen, fix, level="warning")
     others = ", nor did any other reward" if len(absent) > 1 else ""
     return Issue(f"{seen}{others}: nothing is learned", fix)
+
+
+@Rule(
+    "a reward fails",
+    ("rewards/NAME/error_share",),
+    threshold=f"a mean above {_MOST_FAILED:.0%} of the completions; an error above {_NEARLY_ALL:.0%}",
+    source="ours: a few hostile answers make a reward fail; more is a fault of the reward or its limit",
+    skip_reason=_scored_data,
+)
+def reward_failures(history: History) -> Issue | None:
+    """A completion whose scoring fails gets a score that says nothing about it."""
+    shares = [
+        (history.mean(f"rewards/{name}/error_share") or 0.0, place, name, entry)
+        for place, name, entry in history.rewards()
+    ]
+    share, place, name, entry = max(shares, key=lambda each: each[0], default=(0.0, 0, "", None))
+    if entry is None or share <= _MOST_FAILED:
+        return None
+    seen = (
+        f"`{name}` failed on {share:.0%} of the completions of the last 10 records "
+        f"(at most {_MOST_FAILED:.0%})"
+    )
+    if name in history.failed:
+        count, reason = history.failed[name]
+        seen += f", on {count:,} so far; the first: {reason}"
+    fix = (
+        f"{try_rewards(history)} shows what `{name}` gives; correct it, or give it more time with "
+        f"`rewards.{place}.timeout_s`"
+    )
+    return Issue(seen, fix, level="error" if share > _NEARLY_ALL else "warning")
 
 
 @Rule(

@@ -95,12 +95,14 @@ class CompletionLog:
         ids = batch.completion_ids or [[] for _ in batch.completions]
         scores = {name: [scores[index] for index in members] for name, scores in judged.items()}
         reasons = {name: [score.reason for score in own] for name, own in scores.items()}
+        failed = {name: [each.failed or each.late for each in own] for name, own in scores.items()}
         return {
             "completions": [batch.texts[index] for index in members],
             "tokens": [len(ids[index]) for index in members],
             "clipped": [not self._is_complete(ids[index]) for index in members],
             "rewards": {name: [score.value for score in own] for name, own in scores.items()},
             "reasons": {name: own for name, own in reasons.items() if any(own)},
+            "failed": {name: own for name, own in failed.items() if any(own)},
             **_describe_episodes(batch, members),
         }
 

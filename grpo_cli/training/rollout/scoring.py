@@ -16,6 +16,7 @@ from accelerate.utils import gather
 
 from grpo_cli.rewards.contract import Batch, Score
 from grpo_cli.rewards.scoring import Reward
+from grpo_cli.runs.metrics import ERROR_SHARE
 from grpo_cli.training.rollout.rollout import Call, Context, Rollout
 
 LOGGERS = ("log_extra", "log_metric")
@@ -132,10 +133,10 @@ class Scoring:
 
     def _measure(self, scored: _Scored, reward: Reward) -> Iterator[Call]:
         """Yield what TRL averages over the processes and puts beside its own reward metrics."""
-        if reward.on_error != "raise":
-            failed = sum(score.failed for score in scored.scores)
+        if reward.forgives:
+            failed = sum(score.failed or score.late for score in scored.scores)
             share = failed / max(len(scored.scores), 1)
-            yield "log_metric", (f"rewards/{reward.name}/error_share", share)
+            yield "log_metric", (f"rewards/{reward.name}{ERROR_SHARE}", share)
 
     def _next_seed(self, context: Context) -> str:
         split, step = context.split, context.state.global_step

@@ -5,11 +5,13 @@ import json
 import pytest
 
 from grpo_cli.analysis.metrics import Metric, say_metric
+from grpo_cli.cli.runs_view import print_runs
 from grpo_cli.cli.summary import print_summary
 from grpo_cli.report import tables
 from grpo_cli.report.comparison import show_apart, tell_settings
+from grpo_cli.report.run_list import list_runs
 from grpo_cli.report.summary import RunReport
-from grpo_cli.report.wording import format_step
+from grpo_cli.report.wording import format_event, format_step
 from grpo_cli.runs.files import write_json
 from grpo_cli.runs.metrics import append_record
 from grpo_cli.runs.status import StatusFile
@@ -112,10 +114,22 @@ def test_failures_of_rewards_in_training_are_told(tmp_path, capsys):
         logged = {"event": "train", "step": step, "rewards/f/error_share": share}
         append_record(run.metrics, logged)
         assert ("failed f 50%" in format_step(logged, None)) == bool(share)
+    logged = {"event": "eval", "step": 42, "eval_rewards/f/error_share": 0.75}
+    append_record(run.metrics, logged)
+    assert "failed f 75%" in format_event(logged)
     failures = "25.0% of answers failed in scoring (f)"
-    assert RunReport(run).scoring_failures() == {"in training": failures}
+    assert RunReport(run).scoring_failures() == {
+        "in training": failures,
+        "in evaluations during training": "75.0% of answers failed in scoring (f)",
+    }
     print_summary(RunReport(run))
     assert failures in capsys.readouterr().out
+    (listed,) = list_runs(tmp_path)
+    assert listed["scoring_failed"]
+    print_runs([listed], tmp_path, filtered=False)
+    captured = capsys.readouterr()
+    assert "completed!" in captured.out
+    assert "! scoring failed on some answers" in captured.err
 
 
 def test_the_manifest_tells_the_command_in_words(tmp_path):

@@ -84,8 +84,17 @@ def test_the_ends_of_a_file_are_those_that_a_summary_averages(tmp_path):
         metrics.add(record)
     rewards = metrics.values("reward")
     width = count_averaged(len(rewards))
-    assert read_reward_ends(path) == (rewards[:width], rewards[-width:])
+    assert read_reward_ends(path) == (rewards[:width], rewards[-width:], False)
+
+
+@pytest.mark.parametrize(
+    ("shares", "failed"), [([0.0, 0, None], False), ([0.0, 0.25], True), ([1], True)]
+)
+def test_a_reward_that_fails_in_any_record_is_noticed(tmp_path, shares, failed):
+    for share in shares:
+        append_record(tmp_path / "m", {"event": "train", "step": 1, "rewards/f/error_share": share})
+    assert read_reward_ends(tmp_path / "m")[2] is failed
 
 
 def test_there_is_nothing_at_the_ends_of_nothing(tmp_path):
-    assert read_reward_ends(tmp_path / "metrics.jsonl") == ([], [])
+    assert read_reward_ends(tmp_path / "metrics.jsonl") == ([], [], False)

@@ -108,6 +108,15 @@ SHOWN = {
         "`form` gave every completion of the last 20 records the same score, 0",
         "remove `rewards.1`",
     ),
+    "reward_failures": (
+        make_history(
+            {**rewards(right=HALF), "rewards/right/error_share": [0.0] * 35 + [0.5] * 5},
+            failed={"right": (1234, "took longer than 5 s")},
+        ),
+        "`right` failed on 25% of the completions of the last 10 records (at most 5%), on 1,234 so far; the "
+        "first: took longer than 5 s",
+        "`rewards.0.timeout_s`",
+    ),
     "absent_reward": (
         make_history({"rewards/right/mean": [None] * 10, "reward": [None] * 10}),
         "`right` gave no score to any completion of the last 10 records: nothing is learned",
@@ -394,6 +403,9 @@ SILENT = {
             **rewards(right=HALF, form=UP[:20] + [1.0] * 20),
             "rewards/form/std": [0.3] * 20 + [0.0] * 20,
         },
+    ],
+    "reward_failures": [
+        {**rewards(right=HALF), "rewards/right/error_share": [0.5] * 30 + [0.05] * 10},
     ],
     "absent_reward": [
         {"rewards/right/mean": [None] * 9},
