@@ -12,6 +12,7 @@ import json
 import math
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,6 +38,7 @@ from grpo_cli.models.loading import load_adapter, load_generation_config
 from grpo_cli.models.processor import load_processing_class, tokenizer_of
 from grpo_cli.recipe.dataset import IMAGES
 from grpo_cli.recipe.model import ModelConfig
+from grpo_cli.units import format_duration
 
 PROMPTS = 4
 ANSWER_TOKENS = 32
@@ -95,11 +97,14 @@ def verify(request: ExportRequest, folder: Path, tell: Callable[[str], None]) ->
     """
     processing = load_processing(request)
     asked = _read_prompts(request, processing)
+    started = time.monotonic()
     tell(f"verifying: the trained model on {len(asked.prompts)} prompts (1 of 3)")
     trained = _run(request, load_trained(request), processing, asked, None)
-    tell("verifying: the base model (2 of 3)")
+    # The base is asked less, and the export as much.
+    model_s = time.monotonic() - started
+    tell(f"verifying: the base model (2 of 3), about {format_duration(2 * model_s)} left")
     base = _run(request, load_base(request), processing, asked, trained.answers, greedy=False)
-    tell("verifying: the export (3 of 3)")
+    tell(f"verifying: the export (3 of 3), about {format_duration(model_s)} left")
     with tempfile.TemporaryDirectory(dir=folder, prefix=".loaded-") as scratch:
         source = _loadable(request, folder, Path(scratch))
         is_adapter, has_images = request.format == "adapter", asked.images is not None

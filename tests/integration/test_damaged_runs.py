@@ -24,7 +24,7 @@ FILES = ["status.json", "eval/before.json", "completions/rank_0.jsonl"]
 MORE_FILES = """
 manifest.json resolved.json trackers.json metrics.jsonl launch/plan.json launch/resume.json eval/after.json
 eval/before.jsonl eval/after.jsonl eval/1/result.json eval/1/data.json eval/1/samples/final.0.jsonl
-checkpoints/checkpoint-2/trainer_state.json
+checkpoints/checkpoint-2/trainer_state.json eval/during/more/1.json thumbnails/rank_0.jsonl
 """.split()
 WHOLE = (b"", b"{", b"null", b"[]", b"{}", b'"x"', b"3", b"\x00\xff", b"[" * 100_000, None)
 """What a file holds instead; None stands for a folder in its place."""
@@ -65,6 +65,11 @@ def runs(once, lora_run, chat_model) -> Path:
         (bad / "trackers.json").write_text(
             '{"runs": {"wandb": {"id": "x"}}, "failures": {"mlflow": "y"}}'
         )
+        (bad / "eval" / "during" / "more").mkdir(parents=True)
+        shutil.copy(bad / "eval" / "before.json", bad / "eval" / "during" / "more" / "1.json")
+        (bad / "thumbnails").mkdir()
+        thumbnail = '{"thumbnail": "0", "jpeg": "/9j/"}\n'
+        (bad / "thumbnails" / "rank_0.jsonl").write_text(thumbnail)
         (bad / "launch" / "resume.json").write_text('{"checkpoint": "checkpoint-1", "step": 1}')
 
     return once("damaged_runs", make)
