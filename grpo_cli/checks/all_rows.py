@@ -1,49 +1,52 @@
 """Checks of all rows of a dataset: held out and trained on, dropped, empty, or without a reward."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import chain, islice
 
-from grpo_cli.data.files import RowFile, iterate_lines, iterate_rows, parse_line
+from grpo_cli.data.dropped import check_dropped, count_dropped
+from grpo_cli.data.files import WHOLE_ROWS, RowFile, iterate_lines, iterate_rows, parse_line
 from grpo_cli.data.prompts import template_columns
 from grpo_cli.data.rows import Row, canonical_json, read_column
 from grpo_cli.data.sources import Preview, SplitPreview
 from grpo_cli.errors import RecipeError, RewardError
-from grpo_cli.issues import Issue, Level
+from grpo_cli.issues import Issue
 from grpo_cli.recipe.dataset import HubDataset, ScoredDataset, SingleDataset
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.rewards.contract import Batch
 from grpo_cli.rewards.scoring import Condition
 
-_PARSED = 20_000
-"""Rows of a file that are parsed; of longer files of JSON lines, the text of each line is compared."""
 _MOST_ROWS = 200_000
 """Rows of other files that are read whole for empty values."""
 
 
 def check_all_rows(recipe: Recipe | None, dataset: SingleDataset, seen: Preview) -> Iterator[Issue]:
-    """Find rows that patterns drop, that no reward applies to, or that are trained on and held out."""
-    dropped = (_check_dropped(dataset, each) for each in (seen.train, seen.held) if each)
-    yield from next(filter(None, dropped), ())
+    """Find rows that no reward applies to, or that are trained on and held out."""
     if seen.train is not None:
         yield from _check_unrewarded(recipe, dataset, seen.train)
     yield from check_shared(recipe, dataset, seen)
 
 
-def _check_dropped(dataset: SingleDataset, split: SplitPreview) -> list[Issue]:
-    """Count the rows that patterns drop, of those that were looked at; of most rows the first ones tell."""
-    total, missed = len(split.rows), len(split.dropped)
+def count_missed(previews: Sequence[Preview]) -> Iterator[Issue]:
+    """Count the rows that patterns drop, of all sources together; of long files, in the first rows."""
+    splits = [each for seen in previews for each in (seen.train, seen.held) if each]
+    splits.sort(key=lambda each: each.names.split, reverse=True)
+    missed = [(place, each) for each in splits for place in each.dropped[:1]]
     if not missed:
-        return []
-    key = next(key for key, each in dataset.columns.items() if each.on_no_match == "drop")
-    where = "" if total == split.count else "the first "
-    seen = (
-        f"finds nothing in {missed:,} of {where}{total:,} {split.names.split} rows, which are dropped; the "
-        f"first is {split.names(split.dropped[0])}"
-    )
-    fix = "correct the pattern, unless these rows have no answer"
-    level: Level = "warning" if missed >= total / 2 else "note"
-    return [Issue(seen, fix, f"dataset.columns.{key}.regex", level=level)]
+        return
+    place, split = missed[0]
+    keys = (key for key, each in split.dataset.columns.items() if each.on_no_match == "drop")
+    where = "dataset"
+    if split.dataset.source_name:
+        at = next(
+            at for at, seen in enumerate(previews) if split is seen.train or split is seen.held
+        )
+        where = f"dataset.sources.{at}"
+    counts = count_dropped((each.names.split, each.counts) for each in splits)
+    for issue in check_dropped(counts, f"{where}.columns.{next(keys)}.regex", split.names(place)):
+        is_whole = all(len(each.rows) == each.count for each in splits)
+        yield issue if is_whole else replace(issue, seen=f"{issue.seen}, by the first rows")
 
 
 def _check_unrewarded(
@@ -90,14 +93,13 @@ def check_shared(recipe: Recipe | None, dataset: SingleDataset, seen: Preview) -
     columns = seen.train.columns & seen.held.columns
     if any(name not in columns and name.partition(".")[0] not in columns for name in names):
         return  # Without what it names, no prompt can be compared.
-    held = list(islice(_all_rows(seen.held), _PARSED))
-    keys = [_identify(row, names) for row in held]
-    shared = set(keys) & {_identify(row, names) for row in _all_rows(seen.train)}
+    held = {at: _identify(row, names) for at, row in islice(_left_rows(seen.held), WHOLE_ROWS)}
+    shared = {*held.values()} & {_identify(row, names) for _, row in _left_rows(seen.train)}
     if len(seen.train.rows) < seen.train.count and _is_long(seen.train):
-        known = {line.strip() for line in islice(_lines(seen.held), _PARSED)}
+        known = {line.strip() for line in islice(_lines(seen.held), WHOLE_ROWS)}
         both = {each for line in _lines(seen.train) if (each := line.strip()) in known}
         shared |= {_identify(row, names) for each in both if (row := parse_line(each)) is not None}
-    places = [place for place, key in enumerate(keys) if key in shared]
+    places = [place for place, key in held.items() if key in shared]
     if places:
         every = len(places) == len(held)
         of_all = f"all {len(held):,}" if every else f"{len(places):,} of {len(held):,}"
@@ -138,14 +140,15 @@ def _lines(split: SplitPreview) -> Iterator[bytes]:
 
 
 def _is_long(split: SplitPreview) -> bool:
-    return split.count > _PARSED and all(file.format == ".jsonl" for file in _files(split))
+    return split.count > WHOLE_ROWS and all(file.format == ".jsonl" for file in _files(split))
 
 
-def _all_rows(split: SplitPreview) -> Iterable[Row]:
-    """Return the rows of a split; of one with many, those of the preview."""
-    if len(split.rows) == split.count or split.count > _PARSED:
-        return split.rows
-    return _read_all(split)
+def _left_rows(split: SplitPreview) -> Iterator[tuple[int, Row]]:
+    """Yield place and row of those that no pattern drops; of a split with many rows, of the preview."""
+    is_read = len(split.rows) == split.count or split.count > WHOLE_ROWS
+    dropped = {*split.dropped}
+    rows = enumerate(split.rows if is_read else _read_all(split))
+    return ((place, row) for place, row in rows if place not in dropped)
 
 
 def _read_all(split: SplitPreview) -> Iterator[Row]:

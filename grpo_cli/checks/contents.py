@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
-from grpo_cli.checks.all_rows import check_all_rows
+from grpo_cli.checks.all_rows import check_all_rows, count_missed
 from grpo_cli.checks.columns import (
     ADDED,
     DATA,
@@ -208,7 +208,7 @@ def check_data(
     if not isinstance(dataset, MixtureDataset):
         seen = preview(dataset, seed)
         _check_seen(loaded, dataset, seen, params, kinds, problems)
-        problems += check_all_rows(loaded.recipe, dataset, seen)
+        problems += [*check_all_rows(loaded.recipe, dataset, seen), *count_missed([seen])]
         return seen
     parts = [preview(source, seed) for source in dataset.sources]
     columns = [
@@ -228,6 +228,7 @@ def check_data(
             (issue.path, issue.seen) for issue in news if not issue.path.startswith("dataset")
         }
         problems += place_issues(news, place, source.name)
+    problems += count_missed(parts)
     seen = join_previews(dataset, parts)
     # Those of the sources are told.
     problems += seen.problems[sum(len(each.problems) for each in parts) :]
@@ -277,7 +278,7 @@ def _check_seen(
         problems += check_needed_columns(kinds, available | everywhere)
         problems += check_tasks(loaded.recipe, dataset, params, kinds)
         problems += _check_conditions(loaded, dataset, available | everywhere, batch)
-        problems += look_at_images(seen.train.rows if seen.train else (), images, names)
+        problems += look_at_images(seen.train.left_rows if seen.train else {}, images, names)
         if loaded.recipe is not None and not images:
             problems += find_unused_images(loaded.recipe, seen.sample)
         golds = list(_check_golds(loaded, params, batch, "rows"))
@@ -289,7 +290,7 @@ def _check_seen(
         available = available.difference(images) | gathered
         found: list[Issue] = []
         batch = _check_split(dataset, held.columns, held, held.names, available, found)
-        found += look_at_images(held.rows, images, held.names)
+        found += look_at_images(held.left_rows, images, held.names)
         lacking_columns = (seen.columns or frozenset()) - held.columns
         found += _check_golds(loaded, params, batch, "evaluation rows", lacking_columns)
         known_paths = {problem.path for problem in problems}

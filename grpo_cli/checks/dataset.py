@@ -1,9 +1,10 @@
 """Checks of `dataset`: its sources, streamed rows, what prompts are drawn by; and of the warm-up on its rows."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 
 from pydantic import ValidationError
 
@@ -12,9 +13,9 @@ from grpo_cli.checks.contents import collect
 from grpo_cli.checks.rows import check_fixed
 from grpo_cli.data.mixing import SOURCE
 from grpo_cli.data.prompts import render_template, template_columns
-from grpo_cli.data.rows import RowNames, show_names, suggest
+from grpo_cli.data.rows import Row, RowNames, show_names, suggest
 from grpo_cli.data.solve_rates import read_solve_rates
-from grpo_cli.data.sources import Preview, preview
+from grpo_cli.data.sources import SAMPLE_ROWS, Preview, preview
 from grpo_cli.errors import ProblemsError
 from grpo_cli.issues import Issue
 from grpo_cli.models.source import read_config, token_counter
@@ -254,7 +255,7 @@ def _check_answer_lengths(recipe: Recipe, warmup: WarmupConfig, seen: Preview) -
         warmup.answer or [""],
     )
     user, count = recipe.dataset.parts[0].prompt.user or "", None
-    for place, row in enumerate(seen.sample):
+    for place, row in _sample_rows(seen):
         texts = {}
         with suppress(ProblemsError):
             texts = {
@@ -278,6 +279,13 @@ def _check_answer_lengths(recipe: Recipe, warmup: WarmupConfig, seen: Preview) -
             )
             yield Issue(f"{text}, and the model reads {context}", "shorten it", _ANSWER)
             return
+
+
+def _sample_rows(seen: Preview) -> Iterable[tuple[int, Row]]:
+    """Return place and row of the first rows that are not dropped."""
+    if seen.train is None:
+        return enumerate(seen.sample)
+    return islice(seen.train.left_rows.items(), SAMPLE_ROWS)
 
 
 def _check_place(recipe: Recipe) -> Iterator[Issue]:
@@ -309,5 +317,5 @@ def _check_answers(
         yield from found
         # Columns that the recipe makes are there only once the data is built.
         if not found and template_columns(text, _ANSWER) <= own:
-            for place, row in enumerate(seen.sample):
+            for place, row in _sample_rows(seen):
                 yield from collect(partial(render_template, text, row, names(place), _ANSWER))

@@ -1,7 +1,7 @@
 """Checks of recipes with images: those of the first rows, the model, and what does not work with them yet."""
 
 import importlib.util
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from grpo_cli.data.images import (
@@ -28,11 +28,13 @@ _DECODED = 16
 """Images that are decoded if only that tells whether they are whole."""
 
 
-def look_at_images(rows: Sequence[Row], columns: Iterable[str], names: RowNames) -> Iterator[Issue]:
+def look_at_images(
+    rows: Mapping[int, Row], columns: Iterable[str], names: RowNames
+) -> Iterator[Issue]:
     """Check the images of rows; a mistake that several rows share is one issue, with their number.
 
     Args:
-        rows: Those looked at, from the first on.
+        rows: Those looked at, by their places.
         columns: Those with images.
         names: The rows' names in messages.
     """
@@ -40,7 +42,7 @@ def look_at_images(rows: Sequence[Row], columns: Iterable[str], names: RowNames)
         return
     columns, looked_at = tuple(columns), 0
     faults: dict[tuple[str, str], list[tuple[int, ImageError]]] = {}
-    for place, row in enumerate(rows):
+    for place, row in rows.items():
         folder = names.folder(place)
         for column, value in image_values(row, columns):
             looked_at += 1

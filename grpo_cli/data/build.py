@@ -13,6 +13,7 @@ import pyarrow.compute
 from datasets import Dataset, IterableDataset, disable_progress_bars
 
 from grpo_cli.data.columns import RESERVED, ColumnExtractor, keep_rows
+from grpo_cli.data.dropped import Dropped, count_dropped
 from grpo_cli.data.images import check_image_columns, read_images
 from grpo_cli.data.mixing import SOURCE, Draw, count_draws, draw_rows, naming_source
 from grpo_cli.data.prompts import Prompt, Renderer, resolve_style
@@ -73,6 +74,8 @@ class DataReport:
     """Rows of both splits with more tokens than `max_prompt_length`."""
     dropped_no_match: int
     """Rows of both splits in which a pattern with `on_no_match: drop` found nothing."""
+    dropped: Dropped
+    """The same by split and reason, beside the number of rows of the sources."""
     dropped_columns: tuple[str, ...]
     """Columns not passed on because TRL or `grpo` uses their names."""
     prompt_tokens: PromptTokens | None
@@ -116,30 +119,44 @@ class _Split:
 
     rows: pyarrow.Table
     names: RowNames
+    total: int = 0
+    """Rows of the source; none if these were divided off the training rows."""
     no_match: int = 0
     too_long: int = 0
+    longest: int = 0
+    """Tokens of the longest prompt that is dropped."""
     single: int = 0
     """Prompts of scored data with a single response, which are left out."""
     tokens: list[int] = field(default_factory=list)
     """Of the rows kept, or of a sample of them."""
     dropped_columns: frozenset[str] = frozenset()
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """The rows of the source, and those that are dropped by reason."""
+        dropped = {"no_match": self.no_match, "too_long": self.too_long}
+        return {"rows": self.total, **dropped, "longest": self.longest}
+
 
 def build_datasets(
-    recipe: Recipe, *, has_chat_template: bool, count_tokens: CountTokens | None
+    recipe: Recipe,
+    *,
+    has_chat_template: bool,
+    count_tokens: CountTokens | None,
+    most_counted: int | None = None,
 ) -> BuiltData:
     """Build the datasets of a recipe.
 
     Rows carry `prompt`, `row_id` (place in the source, from 0) and all other columns; of scored data, a
     row is a group, with `responses` and `rewards`. With images, `images` holds those of a row, decoded when it is
-    read. Prompts are rendered after `dataset.columns` is applied,
-    so templates may use the new columns.
+    read. Prompts are rendered after `dataset.columns` is applied, so templates may use the new columns.
 
     Args:
         recipe: The whole recipe.
         has_chat_template: Whether the tokenizer has one.
         count_tokens: Tokens of a prompt as the model will see it; without it nothing is dropped
             for its length.
+        most_counted: Rows of a split beyond which nothing is dropped for its length either.
 
     Raises:
         RecipeError: The data does not fit the recipe, or no row is left.
@@ -150,7 +167,10 @@ def build_datasets(
     helds: list[_Split] = []
     for place, source in enumerate(dataset.parts):
         with naming_source(place, source.source_name):
-            train, held, groups = _read_splits(recipe, source, has_chat_template, count_tokens)
+            train, held, groups = _read_splits(recipe, source, has_chat_template)
+            for split in filter(None, (train, held)):
+                if count_tokens and len(split.rows) <= (most_counted or len(split.rows)):
+                    _drop_long(split, source.max_prompt_length, count_tokens)
         trains.append(train)
         helds.append(held or _Split(pyarrow.table({}), RowNames("evaluation")))
     if dataset.shares:
@@ -172,19 +192,21 @@ def build_datasets(
         replace(_report(trains, helds if held_places else []), groups=groups),
     )
     if isinstance(dataset, MixtureDataset):
-        shares = {
-            source.name: {
-                "train_rows": len(train.rows),
-                "eval_rows": len(held.rows),
-                "ratio": source.ratio,
-            }
-            for source, train, held in zip(dataset.sources, trains, helds, strict=True)
-        }
+        shares = _report_sources(dataset, trains, helds)
         report = replace(data.report, train_rows=len(data.train), sources=shares)
         return replace(data, report=report)
     if dataset.streams is None:
         return data
     return replace(data, report=_report_stream(dataset, data.report))
+
+
+def _report_sources(
+    dataset: MixtureDataset, trains: list[_Split], helds: list[_Split]
+) -> dict[str, dict[str, Any]]:
+    pairs = zip(trains, helds, strict=True)
+    sizes = [{"train_rows": len(a.rows), "eval_rows": len(b.rows)} for a, b in pairs]
+    parts = zip(dataset.sources, sizes, strict=True)
+    return {source.name: {**size, "ratio": source.ratio} for source, size in parts}
 
 
 def _number_rows(trains: list[_Split], helds: list[_Split]) -> None:
@@ -225,7 +247,6 @@ def _read_splits(
     recipe: Recipe,
     dataset: SingleDataset,
     has_chat_template: bool,
-    count_tokens: CountTokens | None,
 ) -> tuple[_Split, _Split | None, GroupReport | None]:
     """Return the rows to train on, those held out, and what became of groups that are scored already."""
     style = resolve_style(dataset.prompt, has_chat_template)
@@ -248,8 +269,6 @@ def _read_splits(
         groups = report_groups(list(iterate_rows(train.rows)), train.single)
     elif dataset.eval_fraction:
         train.rows = train.rows[: dataset.limit]
-    for split in filter(None, (train, held)):
-        _drop_long(split, dataset.max_prompt_length, count_tokens)
     return train, held, groups
 
 
@@ -268,13 +287,13 @@ def _make_split(
         places = [(place, row) for place, row, _ in listed]
         made = make_groups(dataset, places, [prompt for _, _, prompt in listed], names)
         compared = drop_single(made, names.split) if made else []
-        split = _Split(as_table(compared), names, total - len(listed))
+        split = _Split(as_table(compared), names, total, total - len(listed))
         split.single = len(made) - len(compared)
     else:
         source = rows if isinstance(rows, pyarrow.Table) else as_table(rows)
         reserved = RESERVED.intersection(source.column_names) - {*dataset.prompt.images}
         table = _make_table(dataset, renderer, source, names, has_images, reserved)
-        split = _Split(table, names, total - len(table), dropped_columns=reserved)
+        split = _Split(table, names, total, total - len(table), dropped_columns=reserved)
     if not len(split.rows):
         message = f"no {names.split} row is left: a pattern found nothing in all {total} of them"
         raise recipe_error(message, "correct its regex", "dataset.columns")
@@ -370,9 +389,7 @@ def make_rows(
         yield place, row, _render(renderer, row, names, place)
 
 
-def _drop_long(split: _Split, longest: int | None, count_tokens: CountTokens | None) -> None:
-    if count_tokens is None:
-        return
+def _drop_long(split: _Split, longest: int | None, count_tokens: CountTokens) -> None:
     rows = split.rows
     if longest is None and len(rows) > _TOKENS_COUNTED:
         rows = select_rows(rows, spread(len(rows), _TOKENS_COUNTED))
@@ -392,6 +409,7 @@ def _drop_long(split: _Split, longest: int | None, count_tokens: CountTokens | N
         raise recipe_error(message, fix, "dataset.max_prompt_length")
     split.too_long = len(counts) - len(split.tokens)
     if longest is not None and split.too_long:
+        split.longest = max(counts)
         too_long = [place for place, count in enumerate(counts) if count > longest]
         split.rows = select_rows(rows, too_long, without=True)
 
@@ -449,6 +467,9 @@ def _report(trains: list[_Split], helds: list[_Split]) -> DataReport:
         eval_rows=len(held_out) if helds else None,
         dropped_too_long=sum(split.too_long for split in splits),
         dropped_no_match=sum(split.no_match for split in splits),
+        dropped=count_dropped(
+            (split.names.split if split.total else "training", split.counts) for split in splits
+        ),
         dropped_columns=tuple(sorted(set().union(*(split.dropped_columns for split in splits)))),
         prompt_tokens=_percentiles([count for split in splits for count in split.tokens]),
         exact_duplicates_between_splits=sum(map(asked.__contains__, held_out)),

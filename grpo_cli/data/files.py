@@ -23,6 +23,8 @@ LONGEST_CELL = 2**27
 """Characters in a CSV cell; the library's own limit of 131,072 is less than a long document."""
 PREVIEW_ROWS = 1024
 """Rows of a file that a check parses."""
+WHOLE_ROWS = 20_000
+"""Rows of a split that a check parses where it has to know all of them."""
 _BLOCK_CHARACTERS = 2**20
 """Characters of lines that are parsed together."""
 _CONSTANTS = {"Infinity": math.inf, "-Infinity": -math.inf}
@@ -280,8 +282,8 @@ _READERS: dict[str, Callable[[RowFile], Iterator[Row]]] = {
 }
 
 
-def preview_file(file: RowFile) -> tuple[list[Row], int, set[str]]:
-    """Return the first rows of a file, the number of all of them, and the columns seen.
+def preview_file(file: RowFile, most: int = PREVIEW_ROWS) -> tuple[list[Row], int, set[str]]:
+    """Return the first rows of a file, at most `most`, the number of all of them, and the columns seen.
 
     A JSONL file is parsed for its first rows only and its other lines are counted; CSV and JSON are read
     whole; of parquet, the first rows and the count in its footer.
@@ -290,8 +292,8 @@ def preview_file(file: RowFile) -> tuple[list[Row], int, set[str]]:
         RecipeError: The file is empty or malformed where it was read.
     """
     rows = iterate_rows(file)
-    first = list(islice(rows, PREVIEW_ROWS))
-    if len(first) < PREVIEW_ROWS:
+    first = list(islice(rows, most))
+    if len(first) < most:
         return first, len(first), {*columns_of(first)}
     if file.format == ".jsonl":
         return first, sum(1 for _ in iterate_lines(file)), {*columns_of(first)}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from grpo_cli.data.columns import keep_rows
-from grpo_cli.data.files import find_files, iterate_rows, preview_file
+from grpo_cli.data.files import PREVIEW_ROWS, WHOLE_ROWS, find_files, iterate_rows, preview_file
 from grpo_cli.data.hub import check_id, load_split
 from grpo_cli.data.images import ImageError, as_image, image_values, name_images
 from grpo_cli.data.mixing import SOURCE, count_draws, place_issues
@@ -81,6 +81,18 @@ class SplitPreview:
         """The places of the rows looked at that patterns drop."""
         places = [] if self.column_problems else range(len(self.rows))
         return [place for place in places if place not in self.kept]
+
+    @property
+    def left_rows(self) -> dict[int, Row]:
+        """Of the rows of a preview, those that are not known to be dropped, as they stand in the data."""
+        dropped = {*self.dropped}
+        rows = enumerate(self.rows[:PREVIEW_ROWS])
+        return {place: row for place, row in rows if place not in dropped}
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The rows looked at, and those of them that are dropped."""
+        return {"rows": len(self.rows), "no_match": len(self.dropped)}
 
     @property
     def left(self) -> int:
@@ -314,11 +326,15 @@ def _preview_files(
     rows: list[Row] = []
     counts: list[tuple[Path, int]] = []
     by_file: dict[str, set[str]] = {}
+    drops = any(each.on_no_match == "drop" for each in dataset.columns.values())
+    most = WHOLE_ROWS if drops else PREVIEW_ROWS
     for index, path in enumerate(paths):
         field = f"dataset.{key}.{index}" if paths[1:] else f"dataset.{key}"
         try:
             (file,) = find_files([path], field)
-            first, count, by_file[str(file.path)] = preview_file(file)
+            first, count, by_file[str(file.path)] = preview_file(
+                file, max(most - len(rows), PREVIEW_ROWS)
+            )
         except RecipeError as error:
             problems += error.problems
             continue

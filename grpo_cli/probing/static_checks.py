@@ -3,12 +3,14 @@
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo_cli.batch import plan_batch
 from grpo_cli.checks.arithmetic import batch_inputs
 from grpo_cli.checks.settings import read_setting
+from grpo_cli.data.dropped import check_dropped
 from grpo_cli.data.mixing import spread_rows
 from grpo_cli.data.prompts import SYSTEM, render_template
 from grpo_cli.data.rows import suggest
@@ -45,6 +47,8 @@ if TYPE_CHECKING:
 
 _FEW_GENERATED = 20
 """Distinct questions of a generated dataset up to which it is too small."""
+_MOST_COUNTED = 5000
+"""Rows of a split up to which those that are too long are counted, not estimated."""
 _ROWS = 1000
 """Prompts whose tokens are counted, spread evenly over the data."""
 _LONGEST = 8
@@ -106,6 +110,7 @@ def _check_tasks(recipe: Recipe) -> Iterator[Issue]:
 
 def _load_data(session: "Session") -> None:
     from grpo_cli.data.build import build_datasets
+    from grpo_cli.fast.prompts import count_prompt_tokens
     from grpo_cli.models.loading import check_weights, load_config
     from grpo_cli.models.processor import load_processing_class, tokenizer_of
 
@@ -121,7 +126,16 @@ def _load_data(session: "Session") -> None:
     check_weights(model, session.tokenizer)
     session.tell("loading the data")
     chat = bool(session.tokenizer.chat_template)
-    session.data = build_datasets(session.recipe, has_chat_template=chat, count_tokens=None)
+    limits = any(each.max_prompt_length for each in session.recipe.dataset.parts)
+    count = partial(
+        count_prompt_tokens, session.processing_class, chat_template_kwargs=session.chat_kwargs
+    )
+    session.data = build_datasets(
+        session.recipe,
+        has_chat_template=chat,
+        count_tokens=count if limits else None,
+        most_counted=_MOST_COUNTED,
+    )
     report = session.data.report
     repeated, rows = report.exact_duplicates_between_splits, report.eval_rows or 0
     if repeated:
@@ -141,16 +155,9 @@ def _load_data(session: "Session") -> None:
 
 
 def _check_rows(session: "Session") -> Iterator[Issue]:
-    """Find patterns that drop most rows, and rows that are in the data more than once."""
-    report, train = session.data.report, session.data.train
-    dropped, subject = report.dropped_no_match, "data: rows"
-    total = dropped + len(train) + (report.eval_rows or 0)
-    if dropped:
-        seen = f"{dropped} of {total} rows are dropped: a pattern with `on_no_match: drop` finds nothing there"
-        fix = "correct the pattern, unless these rows have no answer"
-        level: Level = "warning" if dropped >= total / 2 else "note"
-        yield Issue(seen, fix, "dataset.columns", level=level, subject=subject)
-    recipe = session.recipe
+    """Find rows that are dropped, or are in the data more than once."""
+    train, recipe = session.data.train, session.recipe
+    yield from check_dropped(session.data.report.dropped)
     if recipe.environment or recipe.has_images or not recipe.is_sampled:
         return
     # A source of a mixture may be drawn from more than once.
@@ -165,7 +172,7 @@ def _check_rows(session: "Session") -> Iterator[Issue]:
         if generated:
             fix = "widen `dataset.params`, so that the task has more questions"
         why = "training would ask the same again and again"
-        yield Issue(seen, fix, "dataset", level="warning", subject=subject, why=why)
+        yield Issue(seen, fix, "dataset", level="warning", subject="data: rows", why=why)
 
 
 def _check_conditions(session: "Session") -> Iterator[Issue]:

@@ -12,6 +12,7 @@ from grpo_cli.analysis.diagnosis.history import LIKELY, change_between, read_his
 from grpo_cli.analysis.diagnosis.rule import Symptom
 from grpo_cli.analysis.expectations import Comparison, compare_with_own
 from grpo_cli.analysis.metrics import Metric, say_error_shares, say_failures
+from grpo_cli.data.dropped import say_dropped
 from grpo_cli.errors import GrpoError
 from grpo_cli.recipe.evaluation import EvaluationConfig
 from grpo_cli.recipe.recipe import Recipe
@@ -169,14 +170,7 @@ class RunReport(Run):
     @property
     def dropped(self) -> str:
         """How many rows were dropped, and why; empty if none was."""
-        data = self.manifest["data"]
-        reasons = {
-            "dropped_no_match": "in which a pattern of `dataset.columns` finds nothing",
-            "dropped_too_long": "longer than `max_prompt_length`",
-        }
-        counts = {name: data.get(name) for name in reasons}
-        parts = [f"{count:,} {reasons[name]}" for name, count in counts.items() if count]
-        return f"{sum(filter(None, counts.values())):,} rows: {', '.join(parts)}" if parts else ""
+        return say_dropped(self.manifest["data"].get("dropped", {}))
 
     @cached_property
     def expected(self) -> Comparison | None:

@@ -26,6 +26,7 @@ class DataFacts(TypedDict, total=False):
     eval_rows: int | None
     dropped_too_long: int
     dropped_no_match: int
+    dropped: dict[str, dict[str, int]]
     fingerprint: str
     fingerprint_version: int
     plain_text: bool

@@ -179,7 +179,7 @@ CHEAP = {
                 *rows(*"12345678", question="count {n} " + "one by one " * 20),
             ],
         ),
-        ("prompt: dropped rows", "warning"),
+        ("data: rows", "warning"),
     ),
     "a template that opens <think> and a reward that wants it": (
         changed(

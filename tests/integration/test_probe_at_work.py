@@ -153,12 +153,11 @@ def test_the_whole_probe_of_a_tiny_model(workshop):
     assert not (workshop.folder / "runs").exists()
 
 
-def test_rows_that_are_all_too_long_are_an_error_and_nothing_is_sampled(workshop):
+def test_rows_that_are_all_too_long_are_an_error(workshop):
     text = RECIPE.replace("  kind: inline\n", "  kind: inline\n  max_prompt_length: 3\n")
-    done, told = probe(workshop, workshop.write(text))
-    assert done.returncode == 1
-    assert "prompt: dropped rows" in {finding["subject"] for finding in told["findings"]}
-    assert told["samples"] == []
+    done = workshop.grpo("probe", workshop.write(text))
+    assert done.returncode == 2
+    assert "max_prompt_length: no training row is left" in done.stderr
 
 
 def test_what_is_counted_without_weights_is_what_a_real_forward_pass_keeps(tmp_path):

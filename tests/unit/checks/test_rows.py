@@ -5,7 +5,10 @@ import json
 import pytest
 
 from grpo_cli.checks.recipe_checks import check_recipe
+from grpo_cli.data.build import build_datasets
+from grpo_cli.data.dropped import say_dropped
 from grpo_cli.machine import Hardware
+from grpo_cli.recipe.loading import load_recipe
 from grpo_cli.rewards.contract import Batch
 from grpo_cli.rewards.kinds.exact import ExactParams
 from tests.recipe_texts import GOOD, write_recipe
@@ -19,7 +22,7 @@ CASES = [
     ({"a.jsonl": r'{"prompt": "[{\"role\": \"user\"}]", "answer": 1}'}, "limit: 1", "prompt",
      "messages written as text"),
     ({"a.jsonl": GOOD_ROW + GOOD_ROW.replace("####", "") * 2}, f"{USER}\n  {REGEX % '####(.+)'}",
-     "columns.answer.regex", "finds nothing in 2 of 3 training rows"),
+     "columns.answer.regex", "dropped 2 of 3 training rows (in which a pattern"),
     ({"a.jsonl": GOOD_ROW}, 'prompt: {user: "Q: {question}"}', "prompt.user",
      "is the text 'Q: {question}' for all rows"),
     ({"a.jsonl": GOOD_ROW}, f"{USER}\n  {REGEX % '####.+'}", "columns.answer.regex",
@@ -99,7 +102,7 @@ def test_a_fix_can_be_carried_out(tmp_path, monkeypatch, flags, fix):
     assert any(fix in each.fix for each in found), found
 
 
-DROPPED = "finds nothing in 1 of 5 training rows, which are dropped; the first is row 1 of b.jsonl"
+DROPPED = "dropped 1 of 5 training rows (in which a pattern of `dataset.columns` finds nothing)"
 
 
 def test_rows_of_several_files_and_patterns_without_a_mark_are_left_alone(tmp_path):
@@ -180,8 +183,62 @@ def test_evaluation_rows_that_are_trained_on_are_named(tmp_path, held, level, se
     assert not level or (issues[0].path == "dataset.eval" and issues[0].seen.startswith(seen))
 
 
+def write_half_dropped(folder):
+    """Writes 3,000 training rows of which two thirds have an answer, and four to evaluate on."""
+    folder.mkdir(exist_ok=True)
+    rows = [
+        {**row, "answer": f"#### {row['answer']}" if at % 3 else "?"} for at, row in enumerate(ROWS)
+    ]
+    write_rows(folder / "t.jsonl", rows)
+    held = [{"question": f"new {number}", "answer": f"#### {number}"} for number in (0, 1, 23)]
+    write_rows(folder / "e.jsonl", [*held, rows[2700]])
+
+
+def test_dropped_rows_are_counted_alike_before_and_after_loading(tmp_path):
+    """Evaluation rows that are dropped count, and are warned about in no other way."""
+    write_half_dropped(tmp_path)
+    pattern = REGEX % "#### ([0-9]+)"
+    keys = f"  eval: e.jsonl\n  max_prompt_length: 5\n  {pattern}\n"
+    found = problems_of(tmp_path, keys)
+    (issue,) = [each for each in found if each.subject == "data: rows"]
+    missed = "in which a pattern of `dataset.columns` finds nothing"
+    train = f"1,000 of 3,000 training rows ({missed})"
+    assert issue.seen == f"dropped {train} and 1 of 4 evaluation rows ({missed})"
+    assert (issue.level, issue.location.line) == ("note", 10)
+    assert "row 1 of t.jsonl" in issue.fix
+    assert not [each for each in found if "word for word" in each.seen]
+    recipe = load_recipe(tmp_path / "recipe.yaml")
+    report = build_datasets(
+        recipe, has_chat_template=False, count_tokens=len, most_counted=10
+    ).report
+    long = "1 longer than `max_prompt_length`"
+    assert say_dropped(report.dropped) == f"{train} and 2 of 4 evaluation rows (1 {missed}, {long})"
+
+
+def test_rows_that_a_mixture_repeats_are_dropped_once(tmp_path):
+    for name in ("a", "b"):
+        write_half_dropped(tmp_path / name)
+    sources = "".join(
+        f"    - {{kind: files, name: {name}, train: {name}/t.jsonl, eval: {name}/e.jsonl, limit: {limit},\n"
+        f"       {USER}, {REGEX % '#### ([0-9]+)'}}}\n"
+        for name, limit in (("a", 30), ("b", 300))
+    )
+    start, _, rest = GOOD.partition("dataset:")
+    text = f"{start}dataset:\n  kind: mixture\n  sources:\n{sources}rewards:{rest.partition('rewards:')[2]}"
+    checked = check_recipe(
+        write_recipe(tmp_path, text), None, Hardware(gpus=0, cpus=2), environment=False
+    )
+    (issue,) = [each for each in checked.problems if each.subject == "data: rows"]
+    report = build_datasets(checked.recipe, has_chat_template=False, count_tokens=None).report
+    assert report.train_rows == 400  # 20 rows of `a` are drawn ten times.
+    assert issue.seen == f"dropped {say_dropped(report.dropped)}"
+    assert issue.seen.startswith("dropped 110 of 330 training rows")
+    assert " 2 of 8 evaluation rows" in issue.seen
+    assert issue.path == "dataset.sources.0.columns.answer.regex"
+
+
 def test_lines_of_long_files_are_compared(tmp_path, monkeypatch):
-    monkeypatch.setattr("grpo_cli.checks.all_rows._PARSED", 1500)
+    monkeypatch.setattr("grpo_cli.checks.all_rows.WHOLE_ROWS", 1500)
     write_rows(tmp_path / "t.jsonl", ROWS)
     write_rows(tmp_path / "e.jsonl", [{"question": "new", "answer": "1"}, ROWS[2500]])
     assert any(

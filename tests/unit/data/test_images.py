@@ -93,7 +93,7 @@ def bad(tmp_path, monkeypatch):
 def test_what_is_no_picture_is_told_once_with_its_row(bad, value, seen):
     rows = [{"picture": "good.jpg"}, {"picture": ["good.jpg", value]}, {"picture": value}]
     names = RowNames("training", ((bad / "rows.jsonl", 3),))
-    (issue,) = look_at_images(rows, ["picture"], names)
+    (issue,) = look_at_images(dict(enumerate(rows)), ["picture"], names)
     assert issue.seen.startswith("row 2 of rows.jsonl: `picture` ")
     assert seen in issue.seen
     assert issue.seen.endswith("so it is in 2 of the 3 rows looked at")
@@ -104,7 +104,7 @@ def test_the_fix_of_a_picture_in_a_chat_speaks_of_no_row(tmp_path):
         read_picture(str(tmp_path / "gone.png"))
     seen = f"--image names {tmp_path / 'gone.png'}, which does not exist"
     assert str(error.value) == f"{seen}. Fix: correct the path"
-    (issue,) = look_at_images([{"picture": "gone.png"}], ["picture"], RowNames("training"))
+    (issue,) = look_at_images({0: {"picture": "gone.png"}}, ["picture"], RowNames("training"))
     assert issue.fix.endswith("relative to the file of the row, or leave the row out")
 
 

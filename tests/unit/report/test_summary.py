@@ -195,6 +195,21 @@ def root(tmp_path):
     return tmp_path
 
 
+def test_dropped_rows_are_told_of_each_split(tmp_path):
+    run = make_finished_run(tmp_path)
+    assert RunReport(run).dropped == ""
+    splits = {
+        "training": {"rows": 2000, "no_match": 1, "too_long": 3},
+        "evaluation": {"rows": 5, "too_long": 0},
+    }
+    write_json(run.manifest, {"data": {"dropped": splits}})
+    missed, long = (
+        "in which a pattern of `dataset.columns` finds nothing",
+        "longer than `max_prompt_length`",
+    )
+    assert RunReport(run).dropped == f"4 of 2,000 training rows (1 {missed}, 3 {long})"
+
+
 def ids(runs):
     return [run["id"] for run in runs]
 
