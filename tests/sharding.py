@@ -55,12 +55,14 @@ def send(model, target):
     """By TRL's own iteration five times, and as an adapter 200 times."""
     from accelerate import Accelerator
 
+    from grpo_cli.training.vllm_client import VLLMLink
     from grpo_cli.training.vllm_generation import RunGeneration
-    from grpo_cli.training.vllm_weights import read_adapter
+    from grpo_cli.training.vllm_weights import SyncWatch, read_adapter
 
     model = model.bfloat16()
     split(model)
     sender = object.__new__(RunGeneration)
+    sender.link = VLLMLink(Path(), SyncWatch(), print, print)
     sender.model, sender.accelerator = model, Accelerator(cpu=True)
     sender._dist = SimpleNamespace(
         is_fsdp=True, fsdp_version=2, gather_params=lambda weights: nullcontext()

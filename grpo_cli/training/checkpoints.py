@@ -20,11 +20,13 @@ from transformers.trainer_utils import rotate_checkpoints
 
 from grpo_cli.errors import RewardError, RunError
 from grpo_cli.fast.trainer import shares_weights
+from grpo_cli.models.processor import copy_processor
 from grpo_cli.models.safe_loading import unpickling_error, weights_only
 from grpo_cli.rewards.scoring import Reward, has_state, read_state
 from grpo_cli.runs.checkpoints import REFERENCE, STAGING, STATE
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.training.difficulty import DifficultySampler
+from grpo_cli.training.session import Session
 from grpo_cli.units import format_bytes
 from grpo_cli.upstream import replaced
 
@@ -379,6 +381,26 @@ class _LoadingEnds(TrainerCallback):
     def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
         """Leave what rewards load from now on to them."""
         self._loading.close()
+
+
+def save_model(session: Session, trainer: Any, target: Path) -> None:
+    """Write a trainer's weights (or adapter) and tokenizer to a folder, completely or not at all."""
+    partial_folder = session.folder.path / ".model.partial"
+    if session.processes.is_main_process:
+        shutil.rmtree(partial_folder, ignore_errors=True)
+    session.processes.wait_for_everyone()
+    with atomic_dir(partial_folder):
+        trainer.save_model(str(partial_folder))
+    session.processes.wait_for_everyone()
+    if session.processes.is_main_process:
+        # A pickle of the arguments: useless beside resolved.json, and unsafe to load.
+        (partial_folder / "training_args.bin").unlink(missing_ok=True)
+        # peft's model card is an empty form.
+        (partial_folder / "README.md").unlink(missing_ok=True)
+        if not session.recipe.has_images:
+            copy_processor(session.recipe.model, partial_folder)
+        os.replace(partial_folder, target)
+    session.processes.wait_for_everyone()
 
 
 def load_saved(path: Path, device: Any = "cpu") -> Any:

@@ -195,10 +195,10 @@ class HeldOutSets(TrainerCallback):
             self._trainer.args.greater_is_better = name not in lower
 
 
-def add_held_out_sets(
+def build_held_out_sets(
     session: Session, trainer: Any, held_out: Any, make_measurer: Callable[..., Measurer]
-) -> None:
-    """Have the trainer evaluate the sets of `evaluation.during`.
+) -> HeldOutSets:
+    """Return the sets of `evaluation.during`, which are a callback of the trainer too.
 
     Args:
         held_out: All held-out rows, a `Dataset`; None if there are none.
@@ -221,8 +221,7 @@ def add_held_out_sets(
                 f"evaluation.during: `{config.label}` has no held-out rows. Fix: hold some out, or remove it"
             )
         sets.append(HeldOutSet(config, measurer, at_ends=not evaluation.repeats(config)))
-    trainer.held_out_sets = HeldOutSets(session, trainer, sets)
-    trainer.add_callback(trainer.held_out_sets)
+    return HeldOutSets(session, trainer, sets)
 
 
 def _as_metric(name: str, score: dict[str, float | None], examples: int) -> Metric:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from accelerate.utils import gather_object
 from datasets import Dataset, concatenate_datasets
@@ -43,7 +43,9 @@ from grpo_cli.training.checkpoints import states_kept
 from grpo_cli.training.evaluation import log_in_main_process
 from grpo_cli.training.rollout.samplers import agree_over_processes
 from grpo_cli.training.session import Session, Stopped
-from grpo_cli.training.vllm_generation import RunGeneration
+
+if TYPE_CHECKING:
+    from grpo_cli.training.vllm_generation import RunGeneration
 
 INTERVALS = "metrics"
 """The entry of a result that holds every metric with its 95 % interval."""
@@ -60,7 +62,7 @@ class Measurer:
     rows: Dataset
     evaluation: EvaluationConfig
     """How completions are sampled."""
-    vllm: RunGeneration | None = field(default=None, kw_only=True)
+    vllm: "RunGeneration | None" = field(default=None, kw_only=True)
     """Samples, if the training samples with vLLM; otherwise transformers does."""
     player: Player | None = field(default=None, kw_only=True)
     """Plays episodes, if the recipe has some."""

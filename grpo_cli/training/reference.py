@@ -42,8 +42,9 @@ class SyncAdapterCallback(SyncRefModelCallback):
         super().on_step_end(args, state, control, **{**more, "model": self._trained})
 
 
-def sync_adapter(trainer: Any) -> None:
-    """Have the reference of a trainer with an adapter follow it."""
+def sync_adapter(trainer: Any) -> ParameterList:
+    """Have the reference of a trainer with an adapter follow it; return the reference."""
     callback = SyncAdapterCallback(trainer.accelerator.unwrap_model(trainer.model))
-    trainer.synced_adapter = callback.ref_model
     trainer.add_callback(callback)
+    reference: ParameterList = callback.ref_model
+    return reference

@@ -4,7 +4,7 @@ import logging
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -109,7 +109,10 @@ def _summarize(groups: list[RankedGroup]) -> dict[str, float | None]:
 class ScoredTrainer(RunTrainer):
     """`GRPOTrainer` on scored data; its evaluation ranks held-out responses."""
 
-    held_out: Sequence[TokenizedGroup] = ()
+    def __init__(self, *args: Any, held_out: Sequence[TokenizedGroup], **options: Any) -> None:
+        """Make a trainer that ranks `held_out`; for the other arguments see `RunTrainer`."""
+        self.held_out = held_out
+        super().__init__(*args, **options)
 
     def rank(self, on_progress: Callable[[str], None] = lambda text: None) -> list[RankedGroup]:
         """Return the likelihoods of the held-out responses by row; each process computes a share."""
@@ -166,9 +169,8 @@ def build_scored_trainer(
     data: BuiltData,
     model: Any,
     tokenizer: Any,
+    parts: Parts,
     options: dict[str, Any],
-    *,
-    forced: bool,
 ) -> ScoredTrainer:
     """Return the trainer of a recipe with scored data; `options` are arguments of `GRPOTrainer`.
 
@@ -188,14 +190,21 @@ def build_scored_trainer(
     evaluated = data.eval if recipe.training.eval_strategy != "no" else None
     columns = ["prompt", "row_id"]
     sampler = ReplaySampler(groups, eos_token_id=tokenizer.eos_token_id, seed=recipe.seed)
-    trainer = ScoredTrainer(
-        parts=Parts(sampler=sampler, names=[_SCORE], forced=forced),
+    return ScoredTrainer(
+        held_out=held_out_groups,
+        parts=replace(
+            parts,
+            sampler=sampler,
+            names=[_SCORE],
+            rewards=(),
+            reader=None,
+            log=None,
+            sources=(),
+        ),
         train_dataset=data.train.select_columns(columns),
         eval_dataset=evaluated.select_columns(columns) if evaluated is not None else None,
         **options,
     )
-    trainer.held_out = held_out_groups
-    return trainer
 
 
 def _tokenize(session: Session, rows: Dataset, tokenizer: Any) -> list[TokenizedGroup]:

@@ -11,7 +11,7 @@ from functools import cached_property
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from grpo_cli.errors import ExitCode, SetupError
+from grpo_cli.errors import ExitCode, RunError, SetupError
 from grpo_cli.processes import stop_with_parent
 from grpo_cli.recipe.evaluation import EvaluationConfig
 from grpo_cli.recipe.recipe import Recipe
@@ -126,6 +126,19 @@ class Session:
         """Add what only the worker knows to `manifest.json` (main process)."""
         if self.processes.is_main_process:
             write_json(self.folder.manifest, {**self.folder.read_manifest(), **entries})
+
+    def refuse_change(self, what: str, before: str | None, now: str | None) -> None:
+        """Refuse to resume with other rows, adapter or teacher than the run began with, unless forced.
+
+        Raises:
+            RunError: The fingerprints differ.
+        """
+        resumption = self.folder.read_resumption()
+        if resumption and not resumption.get("forced") and before not in (None, now):
+            raise RunError(
+                f"{what} is not what this run began with (fingerprint {str(now)[:12]}, it was {before[:12]}). "
+                "Fix: restore it, start a new run, or resume anyway with --force"
+            )
 
     def describe_device(self) -> dict[str, Any]:
         """Return what this process trains on, for the manifest."""

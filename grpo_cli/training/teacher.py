@@ -1,5 +1,6 @@
-"""Makes the recipe's teacher the reference model of TRL's KL term."""
+"""The recipe's teacher, as the reference model of TRL's KL term."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -7,50 +8,66 @@ from trl.models import prepare_deepspeed
 from trl.trainer.utils import add_fused_lm_head, disable_dropout_in_model
 
 from grpo_cli.models.loading import load_adapter, load_model
-from grpo_cli.models.teacher import Teacher
+from grpo_cli.models.teacher import Teacher, find_teacher, fingerprint_teacher
 from grpo_cli.models.teacher_server import TeacherServer
-from grpo_cli.recipe.teacher import TeacherConfig
-from grpo_cli.training.trainer import RunTrainer
+from grpo_cli.training.session import Session
 
 
-def attach_teacher(
-    trainer: RunTrainer,
-    config: TeacherConfig,
-    teacher: Teacher | TeacherServer,
-    device: torch.device | None,
-) -> None:
-    """Have the trainer learn from a teacher: loaded, frozen and whole on each process, or on its server.
+@dataclass(frozen=True)
+class TeacherReference:
+    """A teacher that a trainer learns from: loaded, frozen and whole on each process, or on its server.
 
     TRL makes a reference model only of the trained one, and none if that has adapters.
 
     Source: `GRPOTrainer.__init__`, trl 1.16.
+    """
 
-    Args:
-        trainer: Made with `beta: 0`.
-        device: Where the weights are read to; None is the CPU.
+    teacher: Teacher | TeacherServer
+    weight: float
+    """Of the KL term, TRL's `beta`."""
+    session: Session
+    device: torch.device | None
+    """Where the weights are read to; None is the CPU."""
+
+    def load(self, trainer: Any) -> Any:
+        """Return the reference model of a trainer that was made with `beta: 0`.
+
+        Raises:
+            SetupError: The weights cannot be loaded.
+        """
+        self.session.report("loading the teacher")
+        teacher, device = self.teacher, self.device
+        if isinstance(teacher, TeacherServer):
+            return teacher
+        model = load_model(teacher.model, device_is_cuda=not self.session.cpu, device=device)
+        if teacher.adapter is not None:
+            # peft draws weights before it reads them; the student's samples must not depend on that.
+            with torch.random.fork_rng([] if device is None else [device]):
+                model = load_adapter(model, teacher.adapter, teacher.model.path)
+            model = model.merge_and_unload()
+        model = model.eval().requires_grad_(False)
+        disable_dropout_in_model(model)
+        add_fused_lm_head(model, temperature=trainer.temperature)
+        if trainer.is_deepspeed_enabled:
+            return prepare_deepspeed(model, trainer.accelerator)
+        return trainer.accelerator.prepare_model(model, evaluation_mode=True)
+
+
+def open_teacher(session: Session, device: torch.device | None) -> TeacherReference | None:
+    """Return the recipe's teacher, if it has one; its fingerprint goes into the manifest.
 
     Raises:
-        SetupError: The weights cannot be loaded.
+        RunError: The run is resumed, and began with another teacher.
     """
+    config = session.recipe.teacher
+    if config is None:
+        return None
+    teacher = find_teacher(session.recipe) or TeacherServer(str(config.base_url))
     if isinstance(teacher, TeacherServer):
-        trainer.ref_model = teacher
+        fingerprint: str | None = teacher.model
     else:
-        trainer.ref_model = _load(trainer, teacher, device)
-    trainer.beta = trainer.args.beta = config.weight
-
-
-def _load(trainer: RunTrainer, teacher: Teacher, device: torch.device | None) -> Any:
-    model = load_model(
-        teacher.model, device_is_cuda=trainer.accelerator.device.type == "cuda", device=device
-    )
-    if teacher.adapter is not None:
-        # peft draws weights before it reads them; the student's samples must not depend on that.
-        with torch.random.fork_rng([] if device is None else [device]):
-            model = load_adapter(model, teacher.adapter, teacher.model.path)
-        model = model.merge_and_unload()
-    model = model.eval().requires_grad_(False)
-    disable_dropout_in_model(model)
-    add_fused_lm_head(model, temperature=trainer.temperature)
-    if trainer.is_deepspeed_enabled:
-        return prepare_deepspeed(model, trainer.accelerator)
-    return trainer.accelerator.prepare_model(model, evaluation_mode=True)
+        fingerprint = fingerprint_teacher(teacher)
+    before = session.folder.read_manifest().get("teacher")
+    session.refuse_change("the teacher", before, fingerprint)
+    session.annotate_manifest(teacher=fingerprint)
+    return TeacherReference(teacher, config.weight, session, device)

@@ -24,6 +24,7 @@ from grpo_cli.training.difficulty import DifficultySampler
 from grpo_cli.training.evaluation import Evaluation
 from grpo_cli.training.held_out_sets import HeldOutSets
 from grpo_cli.training.images import ImageFields
+from grpo_cli.training.reference import sync_adapter
 from grpo_cli.training.rollout.completion_log import CompletionLog
 from grpo_cli.training.rollout.dynamic_sampling import DynamicSampling
 from grpo_cli.training.rollout.rollout import Context, Rollout
@@ -31,6 +32,7 @@ from grpo_cli.training.rollout.samplers import AnswerSampler, EpisodeSampler, Sa
 from grpo_cli.training.rollout.scoring import NO_REWARD, Scoring
 from grpo_cli.training.rollout.signal import Aggregation, measure_lengths
 from grpo_cli.training.rollout.step import GenerationStep
+from grpo_cli.training.teacher import TeacherReference
 from grpo_cli.upstream.trl import FRAC_ZERO_STD, NUM_TOKENS, REWARD, REWARD_STD, reward_metric
 
 _NEWEST = {NUM_TOKENS, "dynamic_sampling/prompts_seen", "dynamic_sampling/epochs"}
@@ -61,6 +63,12 @@ class Parts:
     """Whether to resume even if the checkpoint lacks a reward's state."""
     names: Sequence[str] = ()
     """What the scores of `sampler` are called."""
+    teacher: TeacherReference | None = None
+    """Takes the place of TRL's reference model."""
+    syncs_adapter: bool = False
+    """Whether the reference is an adapter that follows the trained one."""
+    held_out_sets: Callable[[Any], HeldOutSets | None] | None = None
+    """Makes what is evaluated beside TRL's own evaluation, given the trainer."""
 
 
 class RunTrainer(ExactResume, FastTrainer):
@@ -71,8 +79,6 @@ class RunTrainer(ExactResume, FastTrainer):
     def __init__(self, *args: Any, parts: Parts, **options: Any) -> None:
         """Make a trainer; `args` and `options` are those of `GRPOTrainer`, except for its two seams."""
         self.parts = parts
-        self.held_out_sets: HeldOutSets | None = None
-        """Evaluated during training beside TRL's own evaluation."""
         self._clock = PhaseClock()
         self._rollout: Rollout | None = None
         """Of which TRL makes a batch at the moment."""
@@ -99,6 +105,13 @@ class RunTrainer(ExactResume, FastTrainer):
             names, self.reward_weights, self.multi_objective_aggregation == "normalize_then_sum"
         )
         self.rollouts = self._build_step()
+        if parts.teacher is not None:
+            self.ref_model: Any = parts.teacher.load(self)
+            self.beta = self.args.beta = parts.teacher.weight
+        if parts.syncs_adapter:
+            self.synced_adapter = sync_adapter(self)
+        sets = None if parts.held_out_sets is None else parts.held_out_sets(self)
+        self.held_out_sets: HeldOutSets | None = sets
 
     def _build_step(self) -> GenerationStep:
         parts = self.parts

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -36,18 +37,26 @@ ADAPTER = "grpo"
 """What vLLM calls the adapter."""
 
 
+@dataclass(frozen=True)
+class VLLMLink:
+    """How a training reaches vLLM."""
+
+    folder: Path
+    """Where weights on a CPU, and adapters, are passed."""
+    watch: SyncWatch
+    while_waiting: Callable[[], None]
+    """Called repeatedly while there is no server; ends the wait by raising."""
+    on_return: Callable[[], None]
+    """Called on the main process when a server came back and has the weights again."""
+    lora_rank: int | None = None
+    """Of the adapters that vLLM takes; None if merged weights are sent."""
+    is_managed: bool = False
+    """Whether the server was started with the training, and so began with the training's weights."""
+
+
 class RunClient(VLLMClient):
     """A client that notices when its server was restarted."""
 
-    folder: Path
-    """Where weights are passed to a server on a CPU."""
-    while_waiting: Callable[[], None]
-    """Called repeatedly while there is no server."""
-    watch = SyncWatch()
-    lora_rank: int | None = None
-    """Of the adapters that a server should take; None if merged weights are sent."""
-    is_managed = False
-    """Whether the server was started with the training, and so began with the training's weights."""
     lost = False
     """Whether the server has gone, or was restarted and does not have the weights."""
     takes_adapter = False
@@ -57,6 +66,11 @@ class RunClient(VLLMClient):
     _by_folder = False
     _device: Any = 0
     _started: str | None = None
+
+    def __init__(self, *args: Any, link: VLLMLink, **options: Any) -> None:
+        """Connect to a server; `args` and `options` are TRL's."""
+        self.link = link
+        super().__init__(*args, **options)
 
     def check_server(self, total_timeout: float = 0.0, retry_interval: float = 1.0) -> None:
         """Wait for a healthy server, calling `while_waiting`; raises `RunError` if there is none in time."""
@@ -68,7 +82,7 @@ class RunClient(VLLMClient):
                     f"no healthy vLLM server at {self.base_url} in {total_timeout:g} s. Fix: see its log, "
                     "restart it, and resume the run with --resume"
                 )
-            self.while_waiting()
+            self.link.while_waiting()
             time.sleep(retry_interval)
         super().check_server()
 
@@ -86,8 +100,8 @@ class RunClient(VLLMClient):
         # Without development endpoints this fails, and says what to do.
         info = self.get_server_info()
         self.model = self._base_name()
-        self.takes_adapter = _takes_adapter(info, self.lora_rank)
-        self.lacks_base = not self.is_managed
+        self.takes_adapter = _takes_adapter(info, self.link.lora_rank)
+        self.lacks_base = not self.link.is_managed
         if self._by_folder and self.host not in HERE:
             raise SetupError(
                 f"on a CPU weights are passed in a folder, which {self.host} cannot read. "
@@ -119,13 +133,13 @@ class RunClient(VLLMClient):
                     url = f"{self.base_url}{COLLECTIVE_RPC}"
                     reload_from_folder(
                         named_params,
-                        self.folder / "whole",
-                        self.watch,
+                        self.link.folder / "whole",
+                        self.link.watch,
                         lambda body, size: self._post(url, size, json=body),
                     )
                 else:
                     if self.communicator is None:
-                        self.watch.note("nothing: NCCL is set up")
+                        self.link.watch.note("nothing: NCCL is set up")
                         super().init_communicator(self._device)
                     super().update_named_params(metadata, named_params)
             finally:
@@ -141,7 +155,7 @@ class RunClient(VLLMClient):
         """
         body = {"lora_name": ADAPTER, "lora_path": str(folder.absolute())}
         with self._noting_loss():
-            self.watch.note(f"the adapter was written to {folder}: {LOAD_ADAPTER}")
+            self.link.watch.note(f"the adapter was written to {folder}: {LOAD_ADAPTER}")
             self.session.post(f"{self.base_url}{UNLOAD_ADAPTER}", json=body)
             response = self.session.post(f"{self.base_url}{LOAD_ADAPTER}", json=body)
             self.takes_adapter = bool(response.ok)
@@ -164,8 +178,8 @@ class RunClient(VLLMClient):
         """
         path = urlsplit(url).path
         if path == FINISH_UPDATE:
-            num_bytes = self.watch.sent_bytes
-        self.watch.note(f"{path} was asked", num_bytes)
+            num_bytes = self.link.watch.sent_bytes
+        self.link.watch.note(f"{path} was asked", num_bytes)
         try:
             response = super()._post(url, **options)
         except Exception:
@@ -173,7 +187,7 @@ class RunClient(VLLMClient):
             if url.endswith("/update_weights") and communicator is not None:
                 communicator.nccl.ncclCommAbort(communicator.comm)
             raise
-        self.watch.note(f"{path} was answered")
+        self.link.watch.note(f"{path} was answered")
         return response
 
     def reset_prefix_cache(self) -> None:

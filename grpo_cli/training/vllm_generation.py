@@ -26,8 +26,9 @@ from grpo_cli.models.vllm_engine import adapter_rank, processor_settings
 from grpo_cli.recipe.generation import stop_params
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.runs.metrics import append_record
-from grpo_cli.training.session import Session
-from grpo_cli.training.vllm_client import ADAPTER, RunClient
+from grpo_cli.runs.status import StatusFile
+from grpo_cli.training.session import Session, Stopped
+from grpo_cli.training.vllm_client import ADAPTER, RunClient, VLLMLink
 from grpo_cli.training.vllm_weights import (
     SyncWatch,
     Weights,
@@ -37,38 +38,48 @@ from grpo_cli.training.vllm_weights import (
     write_adapter,
 )
 from grpo_cli.upstream import replaced
-from grpo_cli.upstream.vllm import (
-    RELOAD_WEIGHTS,
-)
+from grpo_cli.upstream.vllm import RELOAD_WEIGHTS
 
 T = TypeVar("T")
 
 
 @contextmanager
-def patched_vllm(session: Session, while_waiting: Callable[[], None]) -> Iterator[None]:
-    """Patch TRL to use `RunGeneration` and `RunClient` inside.
-
-    `while_waiting` is called repeatedly while there is no server, and ends the wait by raising.
-    """
-    generation = session.recipe.generation
-    rank = adapter_rank(session.recipe, "cpu" if session.cpu else "cuda")
+def linked_vllm(session: Session) -> Iterator[None]:
+    """Have TRL make a `RunGeneration` and a `RunClient` inside."""
     folder = session.folder.sent_weights
     # An attempt that was killed may have left an adapter.
     shutil.rmtree(folder, ignore_errors=True)
-    watch = SyncWatch(session.end_hung)
-    RunClient.folder, RunClient.while_waiting = folder, staticmethod(while_waiting)
-    RunClient.lora_rank, RunClient.is_managed = rank, generation.has_managed_server
-    RunGeneration.folder, RunGeneration.lora_rank = folder, rank
-    RunClient.watch = RunGeneration.watch = watch
-    changes: dict[str, Any] = {"VLLMClient": RunClient}
+    link = VLLMLink(
+        folder,
+        SyncWatch(session.end_hung),
+        while_waiting=partial(_wait_for_server, session),
+        on_return=partial(_record_return, session),
+        lora_rank=adapter_rank(session.recipe, "cpu" if session.cpu else "cuda"),
+        is_managed=session.recipe.generation.has_managed_server,
+    )
+    changes: dict[str, Any] = {"VLLMClient": partial(RunClient, link=link)}
     if hasattr(vllm_generation, "LLM"):
-        options = _engine_options(session.recipe, rank)
+        options = _engine_options(session.recipe, link.lora_rank)
         changes["LLM"] = partial(_build_engine, vllm_generation.LLM, options, session.recipe.seed)
     with (
-        replaced(grpo_trainer, VLLMGeneration=RunGeneration),
+        replaced(grpo_trainer, VLLMGeneration=partial(RunGeneration, link=link)),
         replaced(vllm_generation, **changes),
     ):
         yield
+
+
+def _wait_for_server(session: Session) -> None:
+    """Report the wait; nothing else obeys a request to stop meanwhile."""
+    if session.stop.seen_here():
+        raise Stopped("stopped while waiting for vLLM; steps since the last checkpoint are lost")
+    session.report("waiting for vLLM")
+
+
+def _record_return(session: Session) -> None:
+    """Record in which step a vLLM server came back."""
+    session.report("training")
+    step = StatusFile(session.folder.status).read().step
+    append_record(session.folder.metrics, {"event": "server", "step": step})
 
 
 def _engine_options(recipe: Recipe, rank: int | None) -> dict[str, Any]:
@@ -104,21 +115,19 @@ def _explained_refusal() -> Iterator[None]:
 class RunGeneration(VLLMGeneration):
     """Sampling that survives a restart of the server, with adapters, and with engines on a CPU."""
 
-    on_return: Callable[[], None] | None = None
-    """Called on the main process when a server came back and has the weights again."""
     synced_s = 0.0
     """Seconds spent on sending weights since the start."""
-    folder: Path
-    """Where adapters are passed to vLLM."""
-    watch = SyncWatch()
-    lora_rank: int | None = None
-    """Of the adapters that vLLM takes; None if merged weights are sent."""
     _adapter: Any = None
     """The request for the adapter that an engine in this process has."""
     _num_adapters = 0
     _read_ids: Sequence[list[int]] = ()
     """The prompts that were last sampled from, as vLLM reads them."""
     _without_adapter = False
+
+    def __init__(self, *args: Any, link: VLLMLink, **options: Any) -> None:
+        """Prepare vLLM; `args` and `options` are TRL's."""
+        self.link = link
+        super().__init__(*args, **options)
 
     @property
     def _reads_images(self) -> bool:
@@ -129,7 +138,7 @@ class RunGeneration(VLLMGeneration):
             weights = super()._iter_named_params()
             if not self._without_adapter:
                 weights = merge_weights(self.model, weights)
-            yield from self.watch.count(weights)
+            yield from self.link.watch.count(weights)
 
     def sync_weights(self) -> None:
         """Send the current weights to vLLM; all processes take part."""
@@ -145,7 +154,7 @@ class RunGeneration(VLLMGeneration):
         # What processes wait for one another before this is not sending.
         self.accelerator.wait_for_everyone()
         is_main = self.accelerator.is_main_process
-        with self.watch.active(*self._describe_target()) if is_main else nullcontext():
+        with self.link.watch.active(*self._describe_target()) if is_main else nullcontext():
             if not (self._prepare_for_adapter() and self._send_adapter()):
                 self._send_whole()
             if self._reads_images and self.mode == "colocate":
@@ -177,8 +186,8 @@ class RunGeneration(VLLMGeneration):
 
     def _prepare_for_adapter(self) -> bool:
         """Return whether vLLM takes the adapter as it is; send a server that needs it the base first."""
-        if self.lora_rank is None or self.mode == "colocate":
-            return self.lora_rank is not None
+        if self.link.lora_rank is None or self.mode == "colocate":
+            return self.link.lora_rank is not None
         takes_adapter, lacks_base = self._ask_main(lambda it: (it.takes_adapter, it.lacks_base))
         if takes_adapter and lacks_base:
             with replaced(self, _without_adapter=True):
@@ -189,11 +198,11 @@ class RunGeneration(VLLMGeneration):
 
     def _send_adapter(self) -> bool:
         """Have vLLM load the adapter; return whether it does."""
-        self.watch.note("nothing: the adapter is gathered")
+        self.link.watch.note("nothing: the adapter is gathered")
         tensors = read_adapter(self.model, self._dist.gather_params)
         self._num_adapters += 1
         # A new path each time: vLLM caches prompts by an adapter's name and path.
-        path = self.folder / f"adapter_{self._num_adapters}"
+        path = self.link.folder / f"adapter_{self._num_adapters}"
         with self._written(path, tensors):
             if self.mode == "server":
                 return self._ask_main(lambda client: client.load_adapter(path))
@@ -220,7 +229,7 @@ class RunGeneration(VLLMGeneration):
         if not in_server:
             accelerator.wait_for_everyone()
         yield
-        for each in self.folder.glob("adapter_*"):
+        for each in self.link.folder.glob("adapter_*"):
             if each != path:
                 shutil.rmtree(each, ignore_errors=True)
 
@@ -319,8 +328,7 @@ class RunGeneration(VLLMGeneration):
         lost = self._ask_main(lambda client: client.lost)
         if lost and self.accelerator.is_main_process:
             self.vllm_client.reconnect(self.server_timeout, self.accelerator.device)
-            if self.on_return is not None:
-                self.on_return()
+            self.link.on_return()
         return lost
 
     def _ask_main(self, ask: Callable[[RunClient], T]) -> T:
@@ -328,18 +336,3 @@ class RunGeneration(VLLMGeneration):
         answers = [ask(self.vllm_client) if self.accelerator.is_main_process else None]
         broadcast_object_list(answers, from_process=0)
         return answers[0]  # type: ignore[return-value]
-
-
-def watch_server(session: Session, trainer: Any) -> RunGeneration | None:
-    """Record in which step a vLLM server came back; return what samples with vLLM, if anything does."""
-    generation = getattr(trainer, "vllm_generation", None)
-    if not isinstance(generation, RunGeneration):
-        return None
-
-    def record_return() -> None:
-        session.report("training")
-        record = {"event": "server", "step": trainer.state.global_step}
-        append_record(session.folder.metrics, record)
-
-    generation.on_return = record_return
-    return generation

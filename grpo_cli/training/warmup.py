@@ -19,18 +19,32 @@ from trl import SFTConfig, SFTTrainer
 from trl.trainer import utils as trl_utils
 
 from grpo_cli.errors import RunError
+from grpo_cli.models.loading import build_peft_config, load_trainable
 from grpo_cli.recipe.model import AdapterConfig, ModelConfig
 from grpo_cli.runs.checkpoints import whole_checkpoints
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.metrics import append_record
 from grpo_cli.runs.status import StatusFile
+from grpo_cli.training.build import Inputs, load_base
 from grpo_cli.training.callbacks import is_stop_requested
 from grpo_cli.training.checkpoints import (
     AtomicCheckpoints,
     accept_numbered_cpus,
     loading_weights_only,
+    save_model,
 )
-from grpo_cli.training.examples import WARMING, Example, section_of
+from grpo_cli.training.examples import (
+    WARMING,
+    Example,
+    has_examples,
+    read_examples,
+    read_rows,
+    sample_best,
+    save_examples,
+    section_of,
+    write_examples,
+)
+from grpo_cli.training.measurement import Measurer, select_rows
 from grpo_cli.training.session import Session, Stopped
 from grpo_cli.units import spread
 from grpo_cli.upstream import replaced
@@ -40,7 +54,49 @@ _RATES = {True: 2e-4, False: 1e-5}
 _FEWEST_TO_HOLD_OUT = 10
 
 
-def warmed_up(folder: RunFolder, model: ModelConfig) -> ModelConfig:
+def warm_up(session: Session, inputs: Inputs) -> ModelConfig:
+    """Train the warm-up, unless an earlier attempt has; return the model that GRPO begins with.
+
+    Raises:
+        GrpoError: Something that a user can fix.
+        Stopped: A stop was requested.
+    """
+    if not (session.folder.warmup / "model").is_dir():
+        _train_warmup(session, inputs)
+        # Its model and trainer refer to each other: without this they would stay in memory beside GRPO's.
+        _clean_up(session)
+    return _warmed_up(session.folder, session.recipe.model)
+
+
+def _train_warmup(session: Session, inputs: Inputs) -> None:
+    folder, config, processes = session.folder, session.recipe.model, session.processes
+    data, tokenizer, player = inputs.data, inputs.tokenizer, inputs.player
+    session.report(WARMING)
+    rows = read_rows(session.recipe, data.train, tokenizer)
+    # One process makes them, and all read the same: environments need not answer twice alike.
+    with processes.main_process_first():
+        if section_of(session.recipe).answer and not has_examples(folder):
+            save_examples(folder, write_examples(session, tokenizer, rows, player))
+    model = load_trainable(load_base(session, config, tokenizer), config)
+    held_out = select_rows(data.eval, session.recipe.evaluation.limit)
+    if held_out is not None and not (folder.evaluations / "before.json").is_file():
+        measurer = Measurer(
+            session, inputs.rewards, held_out, session.recipe.evaluation, player=player
+        )
+        measurer.measure("before", model, tokenizer)
+    processes.wait_for_everyone()
+    if not has_examples(folder):
+        best = sample_best(session, model, tokenizer, rows, inputs.rewards, player)
+        if processes.is_main_process:
+            save_examples(folder, best)
+    processes.wait_for_everyone()
+    peft_config = None if config.adapter else build_peft_config(config.lora, model)
+    trainer = _learn(session, inputs.args, model, tokenizer, peft_config, read_examples(folder))
+    save_model(session, trainer, folder.warmup / "model")
+    trainer.accelerator.free_memory()
+
+
+def _warmed_up(folder: RunFolder, model: ModelConfig) -> ModelConfig:
     """Return the model that GRPO begins with once the warm-up is done."""
     end = str(folder.warmup / "model")
     if model.lora is None:
@@ -110,7 +166,7 @@ class _Progress(TrainerCallback):
         status.update(phase=WARMING, detail=f"{step}/{state.max_steps} steps, {said}")
 
 
-def learn(
+def _learn(
     session: Session,
     args: Any,
     model: Any,
@@ -226,7 +282,7 @@ def _sft_args(session: Session, args: Any, count: int, *, has_held_out: bool) ->
     )
 
 
-def clean_up(session: Session) -> None:
+def _clean_up(session: Session) -> None:
     """Release the memory of a warm-up that is out of scope, and remove its checkpoints (main process)."""
     if session.processes.is_main_process:
         shutil.rmtree(session.folder.warmup / "checkpoints", ignore_errors=True)

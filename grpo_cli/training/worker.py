@@ -43,7 +43,7 @@ def main(argv: list[str]) -> int:
         # Before anything imports a tracker.
         set_defaults(folder, os.environ)
         # Torch takes seconds to import; a stop or a failure is already noticed by now.
-        from grpo_cli.training.training import train
+        from grpo_cli.training.run import train
 
         try:
             stop.wait_for_probe()

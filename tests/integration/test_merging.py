@@ -1,6 +1,7 @@
 """What vLLM gets of a model with adapters, merged or as they are; the model keeps its weights to the bit."""
 
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 
 import peft
@@ -11,8 +12,15 @@ from transformers import AutoModelForCausalLM
 
 from grpo_cli.errors import RunError
 from grpo_cli.training.asynchronous.trainer import AsyncRunTrainer
+from grpo_cli.training.vllm_client import VLLMLink
 from grpo_cli.training.vllm_generation import RunGeneration
-from grpo_cli.training.vllm_weights import base_kept, merge_weights, read_adapter, write_adapter
+from grpo_cli.training.vllm_weights import (
+    SyncWatch,
+    base_kept,
+    merge_weights,
+    read_adapter,
+    write_adapter,
+)
 
 
 def adapted(folder, **options):
@@ -26,6 +34,7 @@ def adapted(folder, **options):
 def by_rollouts(model):
     """What `GRPOTrainer` sends."""
     sender = object.__new__(RunGeneration)
+    sender.link = VLLMLink(Path(), SyncWatch(), print, print)
     sender.model = model
     sender._dist = SimpleNamespace(is_fsdp=False, gather_params=lambda weights: nullcontext())
     return sender._iter_named_params()
@@ -35,6 +44,7 @@ def by_async(model):
     """What `AsyncGRPOTrainer` sends."""
     trainer = object.__new__(AsyncRunTrainer)
     sent = []
+    trainer.watch = SyncWatch()
     trainer.model, trainer.rollout_worker, trainer.model_version = model, None, 0
     trainer.weight_transfer = SimpleNamespace(
         pause=lambda: None, resume=lambda: None, send_weights=sent.extend

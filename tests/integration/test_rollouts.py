@@ -115,6 +115,7 @@ def test_a_checkpoint_holds_the_states_of_rewards_and_how_many_completions_were_
         given.rollout_worker = make(rewards=[reward_of(counting)])
         given.args, given.accelerator = Namespace(num_generations=2), Namespace(process_index=0)
         given.state, given._learned = Namespace(global_step=5), learned
+        given.groups_per_step = 3
         vars(given).update(more)
         return given, counting
 
@@ -125,7 +126,7 @@ def test_a_checkpoint_holds_the_states_of_rewards_and_how_many_completions_were_
     (tmp_path / "process_0.pt").unlink()
     with pytest.raises(RewardError, match="no state of reward 'own'"):
         resumed._load_more(tmp_path)
-    forced, _ = load(0.0, 0, forced=True, groups_per_step=3)
+    forced, _ = load(0.0, 0, forced=True)
     forced._load_more(tmp_path)
     assert forced.rollout_worker.first == 15
 

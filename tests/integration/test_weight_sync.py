@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -21,7 +22,7 @@ from trl.generation.vllm_client import VLLMClient
 from grpo_cli.errors import RunError
 from grpo_cli.training import vllm_weights
 from grpo_cli.training.asynchronous.trainer import AsyncRunTrainer
-from grpo_cli.training.vllm_client import RunClient
+from grpo_cli.training.vllm_client import RunClient, VLLMLink
 from grpo_cli.training.vllm_generation import RunGeneration
 from grpo_cli.training.vllm_weights import SyncWatch, reload_from_folder
 from tests.integration.test_merging import adapted
@@ -47,13 +48,13 @@ def make_generation(model, folder, port, watch):
     client = object.__new__(RunClient)
     client.base_url, client.session = f"http://127.0.0.1:{port}", requests.Session()
     client.communicator, client.group_port, client.host = None, 51216, "127.0.0.1"
-    client.folder, client.watch, client.model = folder, watch, "base"
+    client.link, client.model = VLLMLink(folder, watch, print, print, lora_rank=8), "base"
     client.takes_adapter, client._by_folder = True, True
     generation = object.__new__(RunGeneration)
     generation.processing_class = None
     generation.mode, generation.model, generation.vllm_client = "server", model, client
-    generation.accelerator, generation.folder = Accelerator(cpu=True), folder
-    generation.watch, generation.lora_rank, generation._weight_metadata = watch, 8, None
+    generation.accelerator, generation.link = Accelerator(cpu=True), client.link
+    generation._weight_metadata = None
     generation._dist = SimpleNamespace(is_fsdp=False, gather_params=lambda _: nullcontext())
     return generation
 
@@ -77,7 +78,7 @@ def test_a_server_that_never_answers_ends_the_training_with_a_reason(
 
         port = silent.getsockname()[1]
         generation = make_generation(adapted(chat_model), tmp_path, port, SyncWatch(end))
-        generation.lora_rank = rank
+        generation.link = replace(generation.link, lora_rank=rank)
         generation._send()
     (reason,) = seen
     assert f"the vLLM server at http://127.0.0.1:{port} hangs" in reason
@@ -130,7 +131,8 @@ def make_async_trainer(watch, *, is_main, barrier_s=0.0, **seconds):
     )
     trainer.args = SimpleNamespace(vllm_server_base_url="http://vllm")
     trainer.weight_transfer = transfer if is_main else None
-    trainer.watch_sending(watch)
+    trainer.watch = watch
+    trainer._watch_sending()
     return trainer
 
 
@@ -167,7 +169,8 @@ def test_a_slow_disk_and_slow_finalizing_get_time_for_the_bytes(tmp_path, monkey
     monkeypatch.setattr(VLLMClient, "_post", lambda *_, **__: time.sleep(0.6))
     client, seen = object.__new__(RunClient), []
     client.base_url, client.communicator = "http://vllm", None
-    client.watch = watch = SyncWatch(seen.append)
+    watch = SyncWatch(seen.append)
+    client.link = VLLMLink(tmp_path, watch, print, print)
     with watch.active("vLLM", "this"):
         weights = watch.count(iter([("w", torch.zeros(4))]))
         reload_from_folder(weights, tmp_path / "w", watch, lambda body, size: None)
@@ -231,7 +234,7 @@ class Gateway(BaseHTTPRequestHandler):
 def test_a_gateway_whose_server_has_gone_is_not_waited_for_longer_than_may_be():
     client = object.__new__(RunClient)
     waited = []
-    client.while_waiting = lambda: waited.append(1)
+    client.link = VLLMLink(Path(), SyncWatch(), lambda: waited.append(1), print)
     with HTTPServer(("127.0.0.1", 0), Gateway) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         client.base_url = f"http://127.0.0.1:{server.server_port}"
@@ -273,7 +276,6 @@ def test_a_server_that_was_started_again_gets_the_base_and_the_adapter_again(cha
             adapted(chat_model), tmp_path, server.server_port, SyncWatch(pytest.fail)
         )
         generation.server_timeout, client = 10.0, generation.vllm_client
-        client.lora_rank = 8
         client.init_communicator("cpu")
         for starts in (1, 2):
             server.starts, server.adapters = starts, {}

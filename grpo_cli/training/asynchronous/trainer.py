@@ -42,6 +42,7 @@ from grpo_cli.training.vllm_weights import (
     merge_weights,
     reload_from_folder,
 )
+from grpo_cli.upstream import replaced
 from grpo_cli.upstream.trl import (
     ASYNC_LEARNING,
     ASYNC_STEP,
@@ -70,10 +71,22 @@ _TIMES = {
 class AsyncRunTrainer(AtomicCheckpoints, AsyncGRPOTrainer):
     """The trainer of an asynchronous run; resumes after the prompts that were learned from."""
 
-    groups_per_step = 1
-    watch = SyncWatch()
+    watch: SyncWatch
     _learned = 0.0
     """Completions that were learned from: `token_budget` decides how many a step takes."""
+
+    def __init__(
+        self, *args: Any, groups_per_step: int, forced: bool, watch: SyncWatch, **options: Any
+    ) -> None:
+        """Make a trainer; `args` and `options` are those of `AsyncGRPOTrainer`.
+
+        Args:
+            forced: Whether to resume even if the checkpoint lacks a reward's state.
+            watch: Of the requests that send weights.
+        """
+        self.groups_per_step, self.forced, self.watch = groups_per_step, forced, watch
+        super().__init__(*args, **options)
+        self._watch_sending()
 
     def resume_from(self, checkpoint: Path, steps_per_epoch: int) -> None:
         """Train to the end from the checkpoint whose state was loaded; prompts continue across epochs."""
@@ -112,9 +125,9 @@ class AsyncRunTrainer(AtomicCheckpoints, AsyncGRPOTrainer):
         # Samples are asked of the base's name: adapters are merged, whatever the server could load.
         return False
 
-    def watch_sending(self, watch: SyncWatch) -> None:
+    def _watch_sending(self) -> None:
         """Watch the requests that send weights: the main process makes them, and waits for others in between."""
-        self.watch = watch
+        watch = self.watch
         if self.weight_transfer is None:
             return
         target = f"the vLLM server at {self.args.vllm_server_base_url}"
@@ -229,27 +242,28 @@ def build_async_trainer(
     _wait_for_server(session, args)
     session.report("loading the model")
     rollouts, tokenizer = _plan_rollouts(session, args, reader, rows, rewards), reader.tokenizer
-    transfer, watch = None, SyncWatch(session.end_hung)
+    transfer, watch, changes = None, SyncWatch(session.end_hung), dict[str, Any]()
     if session.cpu:
         client = VLLMClient(args.vllm_server_base_url, args.vllm_server_timeout)
         transfer = FolderTransfer(client, session.folder.sent_weights, watch)
         # It asks CUDA for the GPU's name.
-        async_grpo_trainer.get_peak_flops_per_device = lambda accelerator, dtype: None
-    trainer = AsyncRunTrainer(
-        model=model_folder_or_id(session.recipe.model),
-        args=args,
-        train_dataset=rows,
-        processing_class=tokenizer,
-        peft_config=build_peft_config(session.recipe.model.lora),
-        rollout_worker=rollouts,
-        weight_transfer=transfer,
-    )
-    trainer.watch_sending(watch)
+        changes = {"get_peak_flops_per_device": lambda accelerator, dtype: None}
+    with replaced(async_grpo_trainer, **changes):
+        trainer = AsyncRunTrainer(
+            model=model_folder_or_id(session.recipe.model),
+            args=args,
+            train_dataset=rows,
+            processing_class=tokenizer,
+            peft_config=build_peft_config(session.recipe.model.lora),
+            rollout_worker=rollouts,
+            weight_transfer=transfer,
+            groups_per_step=_completions_per_step(session, args) // args.num_generations,
+            forced=bool(session.folder.read_resumption().get("forced")),
+            watch=watch,
+        )
     if session.cpu or _lacks_kernel():
         register_attention()
     check_vocabulary(trainer.model, tokenizer)
-    trainer.groups_per_step = _completions_per_step(session, args) // args.num_generations
-    trainer.forced = bool(session.folder.read_resumption().get("forced"))
     # A state that cannot be saved is reported before the first step.
     save_reward_states(rewards)
 

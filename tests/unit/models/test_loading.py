@@ -12,8 +12,8 @@ from trl.trainer import grpo_trainer
 
 from grpo_cli.models.loading import load_model
 from grpo_cli.recipe.model import ModelConfig
+from grpo_cli.training.build import loading_device
 from grpo_cli.training.reference import reference_on
-from grpo_cli.training.training import _loading_device
 from tests.tiny_models import make_tiny_model
 from tests.unit.launch.golden_plans import STRATEGIES, usual
 
@@ -48,13 +48,13 @@ def test_whole_weights_are_read_to_the_gpu_and_shards_are_left_to_their_owners(
     device = torch.device("cpu") if cpu else GPU
     session = SimpleNamespace(cpu=cpu, processes=SimpleNamespace(device=device))
     expected = None if cpu or environment in ("fsdp2", "zero3") else GPU
-    assert _loading_device(session) == expected
+    assert loading_device(session) == expected
     stub = mock.Mock(named_parameters=list, state_dict=dict)
     with mock.patch.object(
         AutoModelForCausalLM, "from_pretrained", return_value=(stub, REPORT)
     ) as read:
         load_model(
-            ModelConfig(path=str(tiny)), device_is_cuda=not cpu, device=_loading_device(session)
+            ModelConfig(path=str(tiny)), device_is_cuda=not cpu, device=loading_device(session)
         )
     assert read.call_args.kwargs.get("device_map") == (expected and {"": GPU})
 

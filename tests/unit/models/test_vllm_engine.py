@@ -1,5 +1,6 @@
 import http.server
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -16,8 +17,9 @@ from grpo_cli.models.vllm_engine import (
 )
 from grpo_cli.recipe.loading import load_recipe
 from grpo_cli.runs.folder import RunFolder
-from grpo_cli.training.vllm_client import RunClient
-from grpo_cli.training.vllm_generation import patched_vllm
+from grpo_cli.training.vllm_client import RunClient, VLLMLink
+from grpo_cli.training.vllm_generation import linked_vllm
+from grpo_cli.training.vllm_weights import SyncWatch
 from tests.recipe_texts import write_recipe
 
 VLLM = "generation.backend=vllm"
@@ -142,7 +144,7 @@ def test_an_engine_in_the_training_has_the_recipes_revision_and_seed(tmp_path, m
         recipe=found, folder=RunFolder(tmp_path), cpu=False, end_hung=pytest.fail
     )
     monkeypatch.setattr(vllm_generation, "LLM", lambda **options: options, raising=False)
-    with patched_vllm(session, pytest.fail):
+    with linked_vllm(session):
         # As TRL does in process 3.
         options = vllm_generation.LLM(model="org/model", seed=3)
     # An adapter alone is sent: no other weights take the place of these.
@@ -171,6 +173,7 @@ def test_a_server_that_fails_to_take_weights_frees_the_broadcast(path, aborted):
         client = object.__new__(RunClient)
         seen = []
         client.session = requests.Session()
+        client.link = VLLMLink(Path(), SyncWatch(), print, print)
         client.communicator = SimpleNamespace(
             nccl=SimpleNamespace(ncclCommAbort=seen.append), comm="comm"
         )
