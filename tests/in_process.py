@@ -141,7 +141,7 @@ def _supervise(
 @functools.cache
 def load_worker() -> ModuleType:
     """The worker's module, with all that it imports."""
-    from grpo_cli.training import training, worker  # noqa: F401
+    from grpo_cli.training import run, worker  # noqa: F401
 
     # Every training collects garbage, which takes half a second over the objects of torch and transformers.
     gc.collect()
