@@ -26,6 +26,7 @@ from grpo_cli.convert.key_report import (
 )
 from grpo_cli.convert.rewards import name_file
 from grpo_cli.convert.script import Script
+from grpo_cli.convert.script_account import ALL_SECTIONS
 from grpo_cli.convert.script_values import MISSING
 from grpo_cli.convert.shell import Command, build_tree, read_command
 from grpo_cli.convert.sources import read_python
@@ -290,13 +291,15 @@ def _translate_any(
 def _translate_command(command: Command, source: Path, folders: tuple[Path, ...]) -> KeyReport:
     """Translate a command of a shell script: of TRL or ms-swift, or one that starts a Python script."""
     tree, unset = build_tree(command, source)
+    unknown = {name: value for name, value in unset.items() if name == value}
     script = next(
         (each for each in (Path(command.tool), source.parent / command.tool) if each.is_file()),
         None,
     )
     if command.tool not in ("trl", "swift") and script is not None:
-        flags = {**tree.plain(), **dict.fromkeys(unset, MISSING)}
+        flags = {**tree.plain(), **dict.fromkeys(unset.keys() - unknown, MISSING)}
         reader = Script(*read_python(read_source(script), script), script, folders[0], flags)
+        _ask_for_flags(reader.report, unknown, command, source)
         for name in tree.value.keys() & read_keys("launch")["keep"].keys():
             reader.report.tree.value[name] = tree.value[name]
             reader.report.tree.key_locations[name] = tree.key_locations[name]
@@ -307,7 +310,10 @@ def _translate_command(command: Command, source: Path, folders: tuple[Path, ...]
     dialect: Dialect = "ms-swift" if command.tool == "swift" else known
     names = {"swift": "swift rlhf", "trl": "trl grpo"}
     report = KeyReport(tree, dialect, (names.get(command.tool, command.tool),))
+    _ask_for_flags(report, unknown, command, source)
     for name, value in unset.items():
+        if name in unknown:
+            continue
         key = read_keys("swift-names").get(name, name) if dialect == "ms-swift" else name
         target = read_keys("script-targets").get(key) or trl.find_home(key)
         target = target or trl.find_model_key(key) or "training"
@@ -317,6 +323,19 @@ def _translate_command(command: Command, source: Path, folders: tuple[Path, ...]
     report.drop_all(command.environment, "set it in the environment of `grpo train`")
     _CONVERTERS[dialect](report, folders)
     return report
+
+
+def _ask_for_flags(
+    report: KeyReport, unknown: dict[str, str], command: Command, source: Path
+) -> None:
+    """Have the user write what variables hold that may be any flags: no key is known to be absent."""
+    if not unknown:
+        return
+    named = ", ".join(f"`{name}`" for name in unknown)
+    report.to_do["training"] = (
+        f"line {command.line} of {source.name} passes {named}, which it does not set: write what that holds"
+    )
+    report.unread |= {*ALL_SECTIONS}
 
 
 def _translate_script(script: Script, folders: tuple[Path, ...]) -> KeyReport:

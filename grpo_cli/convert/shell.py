@@ -15,15 +15,26 @@ from grpo_cli.errors import recipe_error
 from grpo_cli.issues import Location
 from grpo_cli.recipe.yaml_tree import Node, as_node, merge, read_scalar, read_source, read_text
 
-_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
+_DECLARATIONS = ("export", "declare", "local", "readonly")
+_ARRAY = re.compile(
+    rf"\s*(?:(?:{'|'.join(_DECLARATIONS)})\s+(?:-\w+\s+)*)?(\w+)(\+?)=\(", re.DOTALL
+)
+"""The start of an array, up to its first word."""
 _NAMED = re.compile(r"--?[A-Za-z]|[A-Za-z_]\w*=")
 """The start of a flag, or of a variable with its value."""
 _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?::?-([^}]*))?\}|([A-Za-z_]\w*))")
+_WHOLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)(\[[@*]\])?(?::?-)?\}|([A-Za-z_]\w*)|[@*])")
+"""A word that is a variable or an array, and may stand for several words."""
+_QUOTED = re.compile(r"\"(?:\\.|[^\"\\])*\"|'[^']*'", re.DOTALL)
 _COMMENT = re.compile(r"""("(?:\\.|[^"\\])*"|'[^']*'|\\.)|(?<!\S)#[^\n\f]*""", re.DOTALL)
 """A quoted text or an escaped sign, or a comment: a `#` inside a word begins none."""
 _CONTINUED = "\f"
 """Stands for a `\\` at the end of a line, and the end of the line."""
 _ENDS = {"|", "||", "&&", "&", ";", ">", ">>", "2>&1", "<"}
+
+Word = tuple[str, int]
+"""A word of a command, and its line."""
 
 
 @dataclass
@@ -49,26 +60,30 @@ def read_command(text: str, source: FilePath) -> Command:
         RecipeError: There is none, or several.
     """
     variables: dict[str, str] = {}
+    arrays: dict[str, list[Word]] = {}
     exported: dict[str, str] = {}
     lines: dict[str, int] = {}
     commands: list[Command] = []
     for first, code in _join_lines(text):
-        placed = _split(code, first)
+        if (array := _ARRAY.match(code)) is not None:
+            body = code[array.end() :].rstrip().removesuffix(")")
+            before = arrays.get(array[1], []) if array[2] else []
+            first += code[: array.end()].count("\n")
+            arrays[array[1]] = [*before, *_spread(_split(body, first), variables, arrays)]
+            continue
+        placed = _spread(_split(code, first), variables, arrays)
         words = [word for word, _ in placed]
         line = placed[0][1] if placed else first
         named = {_name_flag(word): number for word, number in placed if _NAMED.match(word)}
-        if words and words[0] in ("export", "declare", "local", "readonly"):
-            pairs = [_ASSIGNMENT.fullmatch(word) for word in words[1:]]
-            variables |= {pair[1]: _expand(pair[2], variables) for pair in pairs if pair}
-            exported |= {pair[1]: variables[pair[1]] for pair in pairs if pair}
+        if words and words[0] in _DECLARATIONS:
+            exported |= _assign(words[1:], variables)
+            variables |= exported
             lines |= named
             continue
-        words = [_expand(word, variables) for word in words]
         start = next(
             (i for i, word in enumerate(words) if not _ASSIGNMENT.fullmatch(word)), len(words)
         )
-        pairs = [_ASSIGNMENT.fullmatch(word) for word in words[:start]]
-        prefix = {pair[1]: pair[2] for pair in pairs if pair}
+        prefix = _assign(words[:start], variables)
         if start == len(words):
             variables |= prefix
         elif (command := _find_command(words[start:], line)) is not None:
@@ -85,6 +100,32 @@ def read_command(text: str, source: FilePath) -> Command:
         cause = f"starts {len(meant)} trainings (lines {starts})"
         raise recipe_error(cause, "keep one of them in the file", location=where)
     return meant[0]
+
+
+def _assign(words: list[str], variables: dict[str, str]) -> dict[str, str]:
+    """Return the values that words like `NAME=value` and `NAME+=value` give."""
+    pairs = [_ASSIGNMENT.fullmatch(word) for word in words]
+    return {
+        pair[1]: (variables.get(pair[1], "") if pair[2] else "") + pair[3] for pair in pairs if pair
+    }
+
+
+def _spread(
+    placed: list[Word], variables: dict[str, str], arrays: dict[str, list[Word]]
+) -> list[Word]:
+    """Replace variables and arrays that the script sets; one that holds flags becomes several words."""
+    spread: list[Word] = []
+    for word, line in placed:
+        whole = _WHOLE.fullmatch(word)
+        name = (whole[1] or whole[3] or "") if whole else ""
+        text = variables.get(name, "")
+        if whole and whole[2] and name in arrays:
+            spread += arrays[name]
+        elif text.lstrip().startswith("-"):
+            spread += [(part, line) for part, _ in _split(text, line)]
+        else:
+            spread.append((_expand(word, variables), line))
+    return spread
 
 
 def _join_lines(text: str) -> list[tuple[int, str]]:
@@ -114,21 +155,24 @@ def _keep_quoted(match: re.Match[str]) -> str:
 
 
 def _is_open(code: str) -> bool:
+    """Return whether a quotation, or an array, goes on in the next line."""
+    text = _COMMENT.sub(_keep_quoted, code)
     try:
-        shlex.split(_COMMENT.sub(_keep_quoted, code))
+        shlex.split(text)
     except ValueError:
         return True
-    return False
+    bare = _QUOTED.sub("", text)
+    return _ARRAY.match(code) is not None and bare.count("(") > bare.count(")")
 
 
-def _split(code: str, line: int) -> list[tuple[str, int]]:
+def _split(code: str, line: int) -> list[Word]:
     """Return the words of a command, each with its line: of several commands, of one that trains."""
     text = _COMMENT.sub(_keep_quoted, code)
     stream = io.StringIO(text)
     lexer = shlex.shlex(stream, posix=True)
     lexer.whitespace_split, lexer.commenters = True, ""
     lexer.whitespace += _CONTINUED
-    placed: list[tuple[str, int]] = []
+    placed: list[Word] = []
     try:
         for word in lexer:
             before = text[: stream.tell() - 1].removesuffix(word)
@@ -172,9 +216,13 @@ def _find_command(words: list[str], line: int) -> Command | None:
         if is_launcher:
             start = index + (2 if following == ["launch"] else 1)
             script = next((i for i in range(start, len(words)) if words[i].endswith(".py")), None)
-            if script is not None and any(word.startswith("--") for word in words[script:]):
+            if script is not None and any(_is_argument(word) for word in words[script:]):
                 return Command(line, words[script], words[script + 1 :], words[start:script])
     return None
+
+
+def _is_argument(word: str) -> bool:
+    return word.startswith("--") or _WHOLE.fullmatch(word) is not None
 
 
 def _name_flag(word: str) -> str:
@@ -191,6 +239,9 @@ def read_flags(words: list[str], *, is_one: bool = False) -> dict[str, Any]:
             _, equals, value = word.partition("=")
             name = _name_flag(word)
             flags[name] = [value] if equals else []
+        elif _WHOLE.fullmatch(word) and (not name or flags[name]):
+            # It may hold more flags.
+            flags[word] = [word]
         elif name and not (is_one and flags[name]):
             flags[name].append(word)
     return {
@@ -227,7 +278,7 @@ def build_tree(command: Command, source: FilePath) -> tuple[Node, dict[str, str]
     unset = {
         name: str(value)
         for name, value in flags.items()
-        if re.search(r"\$[\w({]", str(value)) and name not in command.environment
+        if re.search(r"\$[\w({@*]", str(value)) and name not in command.environment
     }
     flags = {name: value for name, value in flags.items() if name not in unset}
     places = {name: replace(where, line=lines.get(name, command.line)) for name in flags}

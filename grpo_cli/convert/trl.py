@@ -137,7 +137,7 @@ VLLM: Table = {
 def take_sampling(report: KeyReport, *, server_first: bool = False) -> None:
     """Take the switches between `generate()` and vLLM; with `server_first` the default is a server."""
     has_address = any(report.get(each) is not None for each in {*_ADDRESS} & {*report.rest()})
-    if not report.is_on("use_vllm"):
+    if not (report.is_on("use_vllm") or "generation" in report.unread):
         unread = ("vllm_mode", "vllm_device", *SERVER_KEYS)
         report.drop_all(unread, "`use_vllm` is not set, so nothing reads it")
     report.take(VLLM)

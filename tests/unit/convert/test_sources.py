@@ -89,6 +89,38 @@ def test_each_flag_of_a_shell_script_has_its_own_line():
     assert reasons(report)["freeze_vit"].startswith("recipes train all weights, or with LoRA")
 
 
+ARRAYS = """\
+EXTRA="--beta 0.1 --temperature 0.7"
+declare -a ARGS=(
+  --model_name_or_path "org/base (v2)"   # the base (of all)
+  --dataset_name org/rows
+)
+ARGS+=(--learning_rate 3e-6)
+trl grpo "${ARGS[@]}" $EXTRA --reward_funcs accuracy_reward --max_steps $STEPS
+"""
+
+
+def test_arrays_and_variables_of_a_shell_script_are_the_flags_that_they_hold():
+    report = convert(ARRAYS, "run.sh")
+    recipe = report.recipe
+    assert (recipe["model"]["path"], recipe["dataset"]["path"]) == ("org/base (v2)", "org/rows")
+    assert recipe["training"]["learning_rate"] == 3e-6
+    assert (recipe["training"]["beta"], recipe["generation"]["temperature"]) == (0.1, 0.7)
+    assert "learning_rate" not in report.to_do
+    assert set(report.to_do) == {"training.max_steps"}
+    assert recipe["generation"]["backend"] == "transformers"
+
+
+@pytest.mark.parametrize("unknown", ["$EXTRA", '"$@"', '"${MORE[@]}"'])
+@pytest.mark.parametrize("command", ["trl grpo", "accelerate launch train.py"])
+def test_what_a_script_does_not_set_may_be_any_flag(command, unknown, tmp_path):
+    report = convert(f"{command} --beta 0.1 {unknown}\n", "run.sh")
+    assert report.recipe["training"]["beta"] == 0.1
+    assert "line 1 of run.sh passes" in report.to_do["training"]
+    # It may hold `--use_vllm`.
+    assert "backend" not in report.recipe.get("generation", {})
+
+
 @pytest.mark.parametrize("name", ["swift.yaml", "swift.json"])
 def test_swift_is_told_from_a_recipe_by_keys_that_it_alone_has(name):
     text = json.dumps({"model": "org/base", "rlhf_type": "grpo", "lora_rank": 4, "no_such_key": 1})
