@@ -26,6 +26,8 @@ from grpo_cli.units import count_noun, format_value
 
 TRAINING = "reward in training"
 """What is compared if nothing was measured on held-out prompts: the mean of each run's last records."""
+_MANY_SEEDS = 10
+"""More than anybody trains to tell two settings apart."""
 Values = Mapping[str, float]
 """Prompt → its value in one run."""
 
@@ -225,4 +227,6 @@ def _say(
     if needed is not None:
         seeds = count_noun(needed - mean.seeds, "more seed")
         more = f"about {seeds} would tell, if the difference stays as large"
+        if needed - mean.seeds > _MANY_SEEDS:
+            more = f"take them as equal: it would need about {seeds} to tell"
     return f"{best} and {other}: no clear difference, {value} in {metric} ({interval}); {more}"
