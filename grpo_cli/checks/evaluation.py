@@ -1,9 +1,7 @@
 """Evaluation, early stopping, scored data, expected bands and trackers."""
 
-import importlib.util
 import math
 import os
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -12,10 +10,9 @@ from grpo_cli.analysis.metrics import GAP, RANKING, metric_names
 from grpo_cli.checks.settings import read_setting
 from grpo_cli.data.scored import GroupReport
 from grpo_cli.data.sources import Preview, has_eval
-from grpo_cli.errors import RewardError, install_extra, nearest
-from grpo_cli.input_files import find_fault
+from grpo_cli.errors import RewardError, nearest
 from grpo_cli.issues import Issue
-from grpo_cli.recipe.evaluation import HeldOutSetConfig, is_task_file
+from grpo_cli.recipe.evaluation import HeldOutSetConfig
 from grpo_cli.recipe.expect import ExpectedMetric
 from grpo_cli.recipe.launch import SHARED_WEIGHTS
 from grpo_cli.recipe.recipe import Recipe
@@ -40,8 +37,6 @@ _HELD_OUT = ("completion_length", "clipped")
 """Metrics of the evaluation after training, besides those of rewards."""
 _LOGGED = frozenset("rewards sources completions episode tools clip_ratio sampling".split())
 """What the metrics of TRL's evaluation, and ours in it, begin with before a `/`."""
-_TASK_NAME = re.compile(r"^(?:task|group)\s*:[ \t]*[\"']?([^\s\"'#]*)", re.MULTILINE)
-"""In a task file of lm-eval: the name that it gives the task, or nothing before a list of tasks."""
 _EMPTY = 0.5
 """Share of empty places in groups beyond which most of a step is padding."""
 
@@ -183,37 +178,8 @@ def check_during(recipe: Recipe, total_steps: int | None) -> Iterator[Issue]:
         if config.label in _LOGGED:
             seen = f"`eval_{config.label}/…` are metrics of TRL's own evaluation"
             yield Issue(seen, "give it another `name`", own)
-        check = _check_held_out_rows if config.task is None else _check_task
-        yield from check(recipe, config, own)
+        yield from _check_held_out_rows(recipe, config, own)
         yield from _check_every(recipe, config, own, total_steps)
-
-
-def _check_task(recipe: Recipe, config: HeldOutSetConfig, path: str) -> Iterator[Issue]:
-    """Find a task that lm-eval cannot evaluate; which names it knows takes too long to look up here."""
-    task = config.task or ""
-    for key in ("source", "samples_per_prompt", "temperature"):
-        if getattr(config, key) is not None:
-            seen = "is for held-out rows, and a task of lm-eval asks in its own way"
-            yield Issue(seen, "remove it", f"{path}.{key}")
-    if importlib.util.find_spec("lm_eval") is None:
-        yield Issue("lm-eval is not installed", install_extra("lm-eval"), f"{path}.task")
-    if is_task_file(task) and (fault := find_fault(task)):
-        fix = "correct the path; it is relative to the recipe"
-        yield Issue(fault, fix, f"{path}.task")
-    elif is_task_file(task) and _read_task_name(task) is None:
-        seen = f"{task} is no task file of lm-eval: it has neither `task` nor `group`"
-        yield Issue(seen, "name a task file, or a task of lm-eval", f"{path}.task")
-    if recipe.evaluation.settings_of(config).limit == 0:
-        seen = "has no examples, since `evaluation.limit` is 0"
-        yield Issue(seen, "give it a `limit` of its own", path)
-
-
-def _read_task_name(file: str) -> str | None:
-    """Return the name that a task file gives its task; None if it is no task file, or there is none."""
-    with suppress(OSError):
-        if match := _TASK_NAME.search(Path(file).read_text(encoding="utf-8", errors="replace")):
-            return match[1]
-    return None
 
 
 def _check_held_out_rows(recipe: Recipe, config: HeldOutSetConfig, path: str) -> Iterator[Issue]:
@@ -272,35 +238,23 @@ def check_metrics(recipe: Recipe) -> Iterator[Issue]:
     if not (evaluates or recipe.loads_best or during) or training.mode == "async":
         return
     by_trl = evaluates or not during
-    tasks = tuple(each.prefix for each in during if each.task is not None)
-    # A set is called by its file's name, and not by what the file calls the task.
-    files = {each.task: each.prefix for each in during if each.task and is_task_file(each.task)}
-    of_files = {_read_task_name(file): prefix for file, prefix in files.items()}
     with suppress(RewardError):
         known = {name.removeprefix("eval_") for name in _held_out_metrics(recipe)}
         known |= set(_evaluated_metrics(recipe) if by_trl else ())
         best = "eval_reward" if recipe.learns_from_rewards else "eval_kl"
         if not by_trl:
-            rows = [each for each in during if each.task is None]
-            best = f"{rows[0].prefix}reward" if rows else ""
+            best = f"{during[0].prefix}reward"
         own = by_trl and any(reward.kind == "python" for reward in recipe.rewards)
         for path, metric in named.items():
             name = (metric or best).removeprefix("eval_")
             close = f"eval_{nearest(name, known)}" if nearest(name, known) else best
             # A set's name in front is easily left out.
-            sets = sorted(each for each in known if not f"eval_{each}".startswith(tasks))
-            ending = next((each for each in sets if each.endswith(f"/{name}")), None)
+            ending = next((each for each in sorted(known) if each.endswith(f"/{name}")), None)
             close = f"eval_{ending}" if ending else close
-            task, _, of_task = name.partition("/")
-            close = f"{of_files[task]}{of_task}" if task in of_files else close
-            fix = f"set it to {close or f'{tasks[0]}acc, or to another metric of the task'}"
-            if not name:
-                seen = "is missing, and which metrics a task of lm-eval has is not known here"
-                yield Issue(seen, fix, path)
-            # lm-eval alone knows what a task's metrics are.
-            elif name not in known and not f"eval_{name}".startswith(tasks):
+            if name not in known:
                 unless = ", unless a function of yours does" if own else ""
                 seen = f"no evaluation logs `eval_{name}`{unless}"
+                fix = f"set it to {close}"
                 yield Issue(seen, fix, path, level="warning" if own else "error")
 
 

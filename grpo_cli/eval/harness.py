@@ -11,7 +11,11 @@ from grpo_cli.errors import SetupError, UsageError, install_extra
 from grpo_cli.eval.request import EvalRequest, Progress, Subject
 from grpo_cli.machine import pick_device
 from grpo_cli.models.source import model_folder_or_id
-from grpo_cli.recipe.evaluation import is_task_file
+
+
+def is_task_file(task: str) -> bool:
+    """Return whether a task is named by its file."""
+    return Path(task).suffix in (".yaml", ".yml")
 
 
 def check_harness(name: str | None, tasks: Sequence[str]) -> None:
@@ -46,7 +50,7 @@ def run_harness(
         UsageError: There is no such task.
         SetupError: A task's data cannot be fetched.
     """
-    from grpo_cli.fast.lm_eval_tasks import score_tasks
+    from grpo_cli.eval.lm_eval_tasks import score_tasks
 
     scores: dict[str, Any] = {}
     for subject in request.subjects:
@@ -74,8 +78,8 @@ def _open_model(request: EvalRequest, subject: Subject) -> Iterator[Any]:
         return
     import torch
 
+    from grpo_cli.eval.lm_eval_tasks import wrap_model
     from grpo_cli.eval.samplers import load_subject
-    from grpo_cli.fast.lm_eval_tasks import wrap_model
     from grpo_cli.models.loading import load_tokenizer
 
     tokenizer = load_tokenizer(subject.model)

@@ -170,8 +170,7 @@ def _evaluations(
 ) -> Iterator[TimePart]:
     evaluation, stages = recipe.evaluation, 2 if recipe.warmup is None else 3
     rounds_of = [(_BESIDE, evaluation, stages, eval_rows)]
-    # Nobody knows how long a task takes.
-    for held_out in (each for each in evaluation.during if each.task is None):
+    for held_out in evaluation.during:
         rounds = steps // held_out.every
         if not evaluation.repeats(held_out):
             # Before the first step too, and after the last one wherever that falls.

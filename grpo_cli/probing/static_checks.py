@@ -13,7 +13,6 @@ from grpo_cli.checks.settings import read_setting
 from grpo_cli.data.dropped import check_dropped
 from grpo_cli.data.mixing import spread_rows
 from grpo_cli.data.prompts import SYSTEM, render_template
-from grpo_cli.data.rows import suggest
 from grpo_cli.data.solve_rates import find_matches, read_solve_rates
 from grpo_cli.environments.episode import Episode
 from grpo_cli.environments.player import find_rows
@@ -33,9 +32,7 @@ from grpo_cli.probing.memory import (
 from grpo_cli.probing.rewards import check_rewards
 from grpo_cli.probing.signal import CLIPPED, DEAD, WEAK
 from grpo_cli.recipe.dataset import IMAGES
-from grpo_cli.recipe.evaluation import is_task_file
 from grpo_cli.recipe.model import ModelConfig
-from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.rewards.building import right_answers
 from grpo_cli.rewards.contract import text_of
 from grpo_cli.rewards.findings import unmet_condition
@@ -72,7 +69,6 @@ def check_statically(session: "Session", runs: Path, *, costly: bool) -> None:
     session.add(settings.find_risks(recipe, processes, read_hardware().gpus))
     cpu = pick_device(recipe.launch) == "cpu"
     session.add(settings.check_upstream_settings(recipe, cpu=cpu))
-    session.add(_check_tasks(recipe))
     _load_data(session)
     _check_prompts(session)
     if recipe.is_sampled:
@@ -84,25 +80,6 @@ def check_statically(session: "Session", runs: Path, *, costly: bool) -> None:
     elif not recipe.is_sampled:
         session.add(_check_scored(session))
     _estimate(session, runs)
-
-
-def _check_tasks(recipe: Recipe) -> Iterator[Issue]:
-    """Find tasks of `evaluation.during` that lm-eval does not know; its list takes some seconds to read."""
-    named = {
-        place: each.task
-        for place, each in enumerate(recipe.evaluation.during)
-        if each.task is not None and not is_task_file(each.task)
-    }
-    if not named:
-        return
-    from grpo_cli.fast.lm_eval_tasks import list_tasks
-
-    known = list_tasks()
-    for place, task in named.items():
-        if task not in known:
-            fix = suggest(task, known, "`lm_eval ls tasks` lists them")
-            path, subject = f"evaluation.during.{place}.task", "evaluation: task"
-            yield Issue(f"lm-eval has no task `{task}`", fix, path, subject=subject)
 
 
 # --- data and prompts --------------------------------------------------------------------------

@@ -1,44 +1,44 @@
 """The `evaluation` section: the held-out rows before and after training, and held-out sets during it."""
 
-from pathlib import Path
+from typing import Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from grpo_cli.recipe.base import NAME, Integer, Number, Section
 
 
-def is_task_file(task: str) -> bool:
-    """Return whether a task of lm-eval is named by its file."""
-    return Path(task).suffix in (".yaml", ".yml")
-
-
 class HeldOutSetConfig(Section):
-    """Held-out rows, or a task of lm-eval, on which the model is also evaluated during training, as `grpo eval`
-    does it."""
+    """Held-out rows on which the model is also evaluated during training, as `grpo eval` does it."""
 
     name: str | None = Field(default=None, pattern=NAME)
     """What the set is called: its metrics are `eval_NAME/reward`, `eval_NAME/accuracy/REWARD` and so on. By
-    default, the name of its source or task (of a task file, the file's name without its ending), or `held_out`."""
+    default, the name of its source, or `held_out`."""
     every: Integer = Field(ge=1)
     """Optimizer steps between two evaluations."""
     source: str | None = None
     """One of `dataset.sources`, to use its held-out rows alone. By default, the held-out rows of the recipe."""
-    task: str | None = Field(default=None, min_length=1)
-    """Instead of held-out rows: a task of lm-eval, such as `gsm8k`, or a task's YAML file, relative to the recipe.
-    Its metrics are lm-eval's, such as `eval_gsm8k/exact_match,strict-match` or `eval_arc_easy/acc`."""
     limit: Integer | None = Field(default=None, ge=1)
-    """Number of prompts, or of examples of the task. By default, `evaluation.limit`."""
+    """Number of prompts. By default, `evaluation.limit`."""
     samples_per_prompt: Integer | None = Field(default=None, ge=1)
     """Completions sampled per prompt; with several, pass@k is measured too. By default,
     `evaluation.samples_per_prompt`."""
     temperature: Number | None = Field(default=None, ge=0)
     """Sampling temperature; 0 is greedy decoding. By default, `evaluation.temperature`."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_task(cls, entry: Any) -> Any:
+        if isinstance(entry, dict) and "task" in entry:
+            seen = "names a task of lm-eval, and these are not evaluated during training"
+            fix = "remove it, and run `grpo eval RUN --checkpoint N --harness lm-eval --tasks NAME`"
+            raise PydanticCustomError("grpo_task", seen, {"fix": fix})
+        return entry
+
     @property
     def label(self) -> str:
         """What the set is called."""
-        task = Path(self.task).stem if self.task and is_task_file(self.task) else self.task
-        return self.name or self.source or task or "held_out"
+        return self.name or self.source or "held_out"
 
     @property
     def prefix(self) -> str:
@@ -69,4 +69,4 @@ class EvaluationConfig(Section):
     def repeats(self, held_out: HeldOutSetConfig) -> bool:
         """Return whether a set is what is evaluated before and after training, in the same way."""
         same = self.settings_of(held_out) == self.model_copy(update={"during": ()})
-        return same and held_out.source is None and held_out.task is None
+        return same and held_out.source is None

@@ -16,7 +16,6 @@ from grpo_cli.input_files import find_fault
 from grpo_cli.issues import Issue, Location
 from grpo_cli.recipe import explanation
 from grpo_cli.recipe.adapter import fill_from_adapter
-from grpo_cli.recipe.evaluation import is_task_file
 from grpo_cli.recipe.grpo_fields import check_trl_keys
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.recipe.yaml_tree import Node, merge, read_source, read_text, write_plain
@@ -357,11 +356,6 @@ def _anchor_paths(tree: Node) -> None:
         for item in node.value if node and isinstance(node.value, list) else [node]:
             _anchor(item, only_local=path[-1] in _MAY_BE_ELSEWHERE)
     _anchor_images(tree.child("dataset"))
-    for held_out in _entries(tree.find(("evaluation", "during"))):
-        task = held_out.child("task")
-        # A task of lm-eval may be called as a folder is.
-        if task is not None and isinstance(task.value, str) and is_task_file(task.value):
-            _anchor(task, only_local=False)
     for key in ("rewards", "tools", "environment"):
         node = tree.child(key)
         for entry in node.value if node and isinstance(node.value, list) else [node]:

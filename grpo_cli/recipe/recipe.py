@@ -197,9 +197,7 @@ class Recipe(Section):
             if not self.is_sampled:
                 return "eval_ranking"
             return "eval_reward" if self.learns_from_rewards else "eval_kl"
-        # What metrics a task has, only lm-eval knows.
-        rows = [each for each in during if each.task is None]
-        return f"{rows[0].prefix}reward" if rows else None
+        return f"{during[0].prefix}reward" if during else None
 
     @property
     def is_best_of_held_out_set(self) -> bool:

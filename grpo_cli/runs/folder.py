@@ -207,6 +207,9 @@ class RunFolder:
             )
         # Earlier versions chose the held-out rows by the recipe's seed.
         recipe["dataset"].setdefault("eval_seed", recipe["seed"])
+        # And some could evaluate tasks of lm-eval during training.
+        during = recipe["evaluation"].get("during", ())
+        recipe["evaluation"]["during"] = [each for each in during if not each.pop("task", None)]
         try:
             return Recipe.model_validate(recipe)
         except ValueError as error:

@@ -69,6 +69,8 @@ class Diagnosis:
     """Why rules could not be checked, by their names."""
     rules: int = len(RULES)
     """How many there are."""
+    meant: int = len(RULES)
+    """How many of them are about recipes like this one."""
 
     @property
     def errors(self) -> tuple[Symptom, ...]:
@@ -119,7 +121,8 @@ class Diagnosis:
 def examine(history: History) -> Diagnosis:
     """Apply every rule, and say which could not be checked."""
     skipped = {rule.name: why for rule in RULES if (why := rule.unsupported_reason(history))}
-    return Diagnosis(tuple(diagnose(history)), skipped)
+    meant = sum(rule.skip_reason(history.recipe) is None for rule in RULES)
+    return Diagnosis(tuple(diagnose(history)), skipped, meant=meant)
 
 
 def diagnose(history: History, names: Collection[str] | None = None) -> list[Symptom]:

@@ -23,7 +23,6 @@ NAMED = [
     ("model.path", {"model": {"path": "./pipe.gguf"}}),
     ("model.chat_template", {"model": {"chat_template": "./pipe.jinja"}}),
     ("launch.accelerate_config", {"launch": {"accelerate_config": "pipe.yaml"}}),
-    ("evaluation.during.0.task", {"evaluation": {"during": [{"task": "./pipe.yaml", "every": 1}]}}),
 ]  # fmt: skip
 
 

@@ -19,8 +19,8 @@ from typing import Any
 import numpy
 
 from grpo_cli.errors import RunError, SetupError, UsageError
+from grpo_cli.eval.harness import is_task_file
 from grpo_cli.fast.completions import sampling_state
-from grpo_cli.recipe.evaluation import is_task_file
 
 _BOOTSTRAP_ITERS = 1000
 """For standard errors of metrics that are no means."""
@@ -37,20 +37,6 @@ class TaskScores:
     """Which of them are groups of others, with the mean over them."""
     examples: int
     """How many were answered, in all tasks together."""
-
-    def main(self, task: str) -> dict[str, dict[str, float | None]]:
-        """Return the scores of a task that was evaluated alone, by its name or its file.
-
-        Raises:
-            UsageError: It is a tag of several tasks, which has no scores of its own.
-        """
-        names = [task] if task in self.scores else [*(self.groups or self.scores)]
-        if len(names) > 1 and not self.groups:
-            raise UsageError(
-                f"`{task}` stands for several tasks ({', '.join(names[:5])}…) without a mean over them. "
-                "Fix: name one of them"
-            )
-        return self.scores[names[0]]
 
 
 @contextmanager
@@ -117,11 +103,6 @@ def score_tasks(
         tuple(outcome.get("groups") or ()),
         sum(each["effective"] for each in counts),
     )
-
-
-def list_tasks() -> list[str]:
-    """Return the names of all tasks, groups and tags; this takes some seconds."""
-    return list(_open_task_manager("", False).all_tasks)
 
 
 @lru_cache(maxsize=2)
