@@ -45,8 +45,13 @@ def count_missed(previews: Sequence[Preview]) -> Iterator[Issue]:
         where = f"dataset.sources.{at}"
     counts = count_dropped((each.names.split, each.counts) for each in splits)
     for issue in check_dropped(counts, f"{where}.columns.{next(keys)}.regex", split.names(place)):
-        is_whole = all(len(each.rows) == each.count for each in splits)
-        yield issue if is_whole else replace(issue, seen=f"{issue.seen}, by the first rows")
+        seen = issue.seen
+        if not all(len(each.rows) == each.count for each in splits):
+            seen += ", by the first rows"
+        if any(each.dataset.max_prompt_length for each in splits):
+            # Lengths need the tokenizer.
+            seen += "; `grpo probe` counts those longer than `max_prompt_length`"
+        yield replace(issue, seen=seen)
 
 
 def _check_unrewarded(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_cli.errors import RecipeError, UsageError, pip
+from grpo_cli.input_files import open_input, read_input_text
 from grpo_cli.issues import Issue
 from grpo_cli.models.vllm_engine import fitting_rank, unsupported_feature
 from grpo_cli.recipe.model import ModelConfig
@@ -103,8 +104,11 @@ def _check_config(file: Path, config: dict[str, Any], model: ModelConfig) -> Ite
 
 def find_fault(file: Path) -> Fault | None:
     """Return what is wrong with a file of weights or a vocabulary, judged by its first bytes and its size."""
-    with file.open("rb") as opened:
-        head = opened.read(512)
+    try:
+        with open_input(file) as opened:
+            head = opened.read(512)
+    except OSError as error:
+        return f"{file} cannot be read: {error.strerror}", "fetch it anew"
     if head.startswith(b"version https://git-lfs"):
         fix = f"cd {file.parent} && git lfs pull"
         return f"{file} is a Git LFS pointer, not the file itself", fix
@@ -127,7 +131,7 @@ def find_fault(file: Path) -> Fault | None:
 def read_settings(path: Path) -> dict[str, Any] | None:
     """Return a file's JSON object; None if it does not hold one."""
     try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
+        settings = json.loads(read_input_text(path))
     except (OSError, ValueError, RecursionError):
         return None
     return settings if isinstance(settings, dict) else None

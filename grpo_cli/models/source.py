@@ -72,7 +72,8 @@ def resolve_source(model: ModelConfig) -> ModelSource:
     if text.startswith((".", "/", "~")) or path.suffix == ".gguf" or path.is_dir():
         return _resolve_local(path, text)
     if path.exists():
-        raise _path_error(f"{text} is a file", "name a folder, a `.gguf` file or a hub id")
+        seen = find_fault(path) or f"{text} is a file"
+        raise _path_error(seen, "name a folder, a `.gguf` file or a hub id")
     if not _HUB_ID.fullmatch(text):
         raise _path_error(
             f"{text!r} is neither an existing folder nor a hub id",

@@ -18,7 +18,7 @@ from grpo_cli.environments.contract import (
 )
 from grpo_cli.environments.kinds.function import find_path_faults, make_tool
 from grpo_cli.issues import Issue
-from grpo_cli.user_code import Function, bindings, find_name, load_name, signature_of
+from grpo_cli.user_code import Function, SourceError, bindings, find_name, load_name, signature_of
 
 _OWN = frozenset({"reset", "step", "reward", "get_reward", "gold", "close"})
 """Methods that are no tools."""
@@ -59,7 +59,10 @@ class PythonEnvironmentParams(EnvironmentParams):
 
     def _find_wrong_names(self) -> Iterator[Issue]:
         """Find a class without `reset`, and `kwargs` that its `__init__` does not take."""
-        node = find_name(self.path)
+        try:
+            node = find_name(self.path)
+        except SourceError:
+            return  # `find_path_faults` says so
         if not isinstance(node, ast.ClassDef) or node.bases or node.decorator_list or node.keywords:
             return  # what else it has is known once it is imported
         methods, names = _definitions(node), bindings(ast.Module(node.body, [])).keys()

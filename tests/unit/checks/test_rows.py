@@ -203,7 +203,9 @@ def test_dropped_rows_are_counted_alike_before_and_after_loading(tmp_path):
     (issue,) = [each for each in found if each.subject == "data: rows"]
     missed = "in which a pattern of `dataset.columns` finds nothing"
     train = f"1,000 of 3,000 training rows ({missed})"
-    assert issue.seen == f"dropped {train} and 1 of 4 evaluation rows ({missed})"
+    line, _, more = issue.seen.partition("; ")
+    assert line == f"dropped {train} and 1 of 4 evaluation rows ({missed})"
+    assert "max_prompt_length" in more
     assert (issue.level, issue.location.line) == ("note", 10)
     assert "row 1 of t.jsonl" in issue.fix
     assert not [each for each in found if "word for word" in each.seen]

@@ -20,6 +20,7 @@ NAMED = [
     ("rewards.0.path", {"rewards": [{"kind": "python", "path": "./pipe.py:f"}]}),
     ("tools.0.path", {"tools": [{"kind": "function", "path": "./pipe.py:f"}]}),
     ("tools.0.command", {"tools": [{"kind": "mcp", "command": ["python", "./pipe.py"]}]}),
+    ("environment.path", {"environment": {"kind": "python", "path": "./pipe.py:Env"}}),
     ("model.path", {"model": {"path": "./pipe.gguf"}}),
     ("model.chat_template", {"model": {"chat_template": "./pipe.jinja"}}),
     ("launch.accelerate_config", {"launch": {"accelerate_config": "pipe.yaml"}}),
