@@ -55,7 +55,7 @@ class ProblemsError(GrpoError):
 
     def __init__(self, problems: Iterable[Issue]) -> None:
         self.problems = sort_issues(problems)
-        if self.problems and all(problem.is_missing_package for problem in self.problems):
+        if self.problems and all(problem.package for problem in self.problems):
             self.exit_code = ExitCode.ENVIRONMENT
         super().__init__("\n".join(str(problem) for problem in self.problems))
 
@@ -65,10 +65,10 @@ class RecipeError(ProblemsError):
 
 
 def recipe_error(
-    seen: str, fix: str, path: str = "", location: Location | None = None
+    seen: str, fix: str, path: str = "", location: Location | None = None, package: str = ""
 ) -> RecipeError:
     """Return the error of a single problem."""
-    return RecipeError([Issue(seen, fix, path, location)])
+    return RecipeError([Issue(seen, fix, path, location, package=package)])
 
 
 class UsageError(GrpoError):

@@ -37,11 +37,8 @@ class Issue:
     """What was checked, such as `package torch` or `disk: runs`; empty for a key of the recipe."""
     why: str = ""
     """Why it matters, in one sentence; empty if the values speak for themselves."""
-
-    @property
-    def is_missing_package(self) -> bool:
-        """Whether this machine lacks a package; with it, the recipe may be right."""
-        return self.seen.endswith("is not installed")
+    package: str = ""
+    """The package that this machine lacks; with it, the recipe may be right."""
 
     def __str__(self) -> str:
         where = str(self.location) if self.location else ""
@@ -62,6 +59,7 @@ class Issue:
             "seen": self.seen,
             "message": self.seen,
             "why": self.why or None,
+            "package": self.package or None,
             "fix": self.fix or None,
             "path": self.path or None,
             "file": where.source if where else None,
@@ -82,6 +80,7 @@ class Issue:
             entry["level"],
             entry["subject"] or "",
             entry["why"] or "",
+            entry.get("package") or "",
         )
 
 

@@ -115,4 +115,4 @@ def _describe(file: Path, node: ast.Import | ast.ImportFrom, base: Path | None, 
     close = nearest(top, [each.stem for each in file.parent.glob("*.py") if each != file])
     fix = f"write `import {close}`" if close else "install the package that has it"
     fix = f"{fix}, or correct the import" if not close else fix
-    return Issue(f"{where} `{top}`, which is not installed", fix, "path")
+    return Issue(f"{where} `{top}`, which is not installed", fix, "path", package=top)

@@ -123,7 +123,7 @@ def read_params(
             problems += [
                 replace(issue, path=f"{path}.{issue.path}".rstrip("."))
                 for issue in others
-                if issue.is_missing_package
+                if issue.package
             ]
         for problem in found:
             # An unknown parameter may also be a misspelt key that every entry has.

@@ -168,7 +168,8 @@ def _check_strategy(launch: LaunchConfig, *, cpu: bool) -> Iterator[Issue]:
             fix = f"remove it, and set `launch.strategy: zero{stage[1] if stage else 2}`"
             yield Issue(seen, fix, "launch.accelerate_config")
     elif launch.strategy.startswith("zero") and not _installed("deepspeed"):
-        yield Issue("deepspeed is not installed", install_extra("deepspeed"), "launch.strategy")
+        fix = install_extra("deepspeed")
+        yield Issue("deepspeed is not installed", fix, "launch.strategy", package="deepspeed")
     elif launch.strategy == "fsdp2" and cpu:
         seen = "fsdp2 shares a model among GPUs; without one accelerate trains copies of it, in silence"
         fix = "set `strategy: ddp`" if launch.use_cpu else f"set `strategy: ddp`; {_ELSEWHERE}"
@@ -183,26 +184,28 @@ def _check_packages(recipe: Recipe, *, cpu: bool) -> Iterator[Issue]:
             yield Issue(f"{attention} needs a GPU", fix, path)
         elif not _installed("flash_attn") and not _installed("kernels"):
             seen = f"{attention} needs flash-attn, which is not installed"
-            yield Issue(seen, f"{pip('install flash-attn --no-build-isolation')}, or {fix}", path)
+            fix = f"{pip('install flash-attn --no-build-isolation')}, or {fix}"
+            yield Issue(seen, fix, path, package="flash-attn")
     bits = recipe.model.quantization
     if bits is not None and recipe.launch.use_cpu:
         seen = f"{bits} needs a GPU, and `launch.use_cpu` is true"
         yield Issue(seen, "remove `quantization`, or `use_cpu`", "model.quantization")
     if recipe.generation.backend == "vllm" and not _installed("vllm"):
         fix = f"{install_extra('vllm')}, or set `generation.backend: transformers`"
-        yield Issue("vllm is not installed", fix, "generation.backend")
+        yield Issue("vllm is not installed", fix, "generation.backend", package="vllm")
     if read_setting(recipe, "use_liger_kernel") and not _installed("liger_kernel"):
         fix = f"{pip('install liger-kernel')}, or remove `use_liger_kernel`"
-        yield Issue("liger-kernel is not installed", fix, "training.use_liger_kernel")
+        path, package = "training.use_liger_kernel", "liger-kernel"
+        yield Issue("liger-kernel is not installed", fix, path, package=package)
     optimizer = str(read_setting(recipe, "optim"))
-    package = find_package(optimizer)
+    needed = find_package(optimizer)
     without = "or remove `optim`: adamw_torch_fused needs nothing more"
-    if package is not None and package[0] == "bitsandbytes" and recipe.launch.use_cpu:
+    if needed is not None and needed[0] == "bitsandbytes" and recipe.launch.use_cpu:
         seen = f"the optimizer {optimizer} needs a GPU, and `launch.use_cpu` is true"
         yield Issue(seen, f"remove `use_cpu`, {without}", "training.optim")
-    elif package is not None and not _installed(package[0]):
-        seen = f"the optimizer {optimizer} needs {package[0]}, which is not installed"
-        yield Issue(seen, f"{package[1]}, {without}", "training.optim")
+    elif needed is not None and not _installed(needed[0]):
+        seen = f"the optimizer {optimizer} needs {needed[0]}, which is not installed"
+        yield Issue(seen, f"{needed[1]}, {without}", "training.optim", package=needed[0])
 
 
 def _installed(package: str) -> bool:

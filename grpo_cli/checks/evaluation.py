@@ -417,7 +417,7 @@ def check_trackers(recipe: Recipe) -> Iterator[Issue]:
             yield Issue(f"there is no tracker `{name}`", fix, path)
         elif name != ALL and not is_installed(name):
             fix = f"{install_command(name)}, or remove `{name}`"
-            yield Issue(f"{name} is not installed", fix, path)
+            yield Issue(f"{name} is not installed", fix, path, package=name)
     wandb = "wandb" in expand(names) and is_installed("wandb")
     if wandb and lacks_wandb_login(os.environ, Path.cwd()):
         index = names.index("wandb") if "wandb" in names else 0

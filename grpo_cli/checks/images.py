@@ -100,7 +100,7 @@ def check_images(recipe: Recipe) -> Iterator[Issue]:
         yield Issue(seen, fix, path, level="note")
     place = _PLACE if recipe.dataset.has_images else "episode.images"
     if not _has_pillow():
-        yield Issue("Pillow is not installed", install_extra("images"), place)
+        yield Issue("Pillow is not installed", install_extra("images"), place, package="pillow")
     try:
         reads = reads_images(recipe.model)
     except RecipeError:

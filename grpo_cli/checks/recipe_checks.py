@@ -164,10 +164,10 @@ def check_recipe(
             replace(
                 each, seen=f"{each.seen} here", level="note", fix=_CHECKOUT.sub('-e ".[', each.fix)
             )
-            if each.is_missing_package
+            if each.package
             else each
             for each in placed
-            if not (each.is_missing_package and each.path in noted)
+            if not (each.package and each.path in noted)
         ]
     found = tuple(_name_packages_once(sort_issues(placed)))
     return CheckedRecipe(loaded, found, seen, batch, processes, unseen)
@@ -175,10 +175,9 @@ def check_recipe(
 
 def _name_packages_once(problems: list[Issue]) -> Iterator[Issue]:
     """Yield one issue a missing package, which names every key that needs the package; others as they are."""
-    alike: dict[tuple[str, ...], dict[str, Issue]] = {}
+    alike: dict[str, dict[str, Issue]] = {}
     for number, each in enumerate(problems):
-        key = (each.seen, each.fix) if each.is_missing_package else (str(number),)
-        alike.setdefault(key, {}).setdefault(each.path, each)
+        alike.setdefault(each.package or str(number), {}).setdefault(each.path, each)
     for first, *more in (list(group.values()) for group in alike.values()):
         also = " and ".join(f"`{each.path}`" for each in more)
         yield replace(first, why=f"It is also needed by {also}") if also else first

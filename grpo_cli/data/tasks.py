@@ -73,7 +73,8 @@ def check_task(dataset: ReasoningGymDataset) -> None:
         tasks = find_tasks()
         if not tasks:
             fix = install_extra("reasoning-gym")
-            raise recipe_error("reasoning-gym is not installed", fix, "dataset.kind")
+            seen = "reasoning-gym is not installed"
+            raise recipe_error(seen, fix, "dataset.kind", package="reasoning-gym")
         message = f"`{dataset.task}` is not one of reasoning-gym's {len(tasks)} tasks"
         fix = suggest(dataset.task, tasks, f"choose one of {', '.join(sorted(tasks))}")
         raise recipe_error(message, fix, "dataset.task")

@@ -46,7 +46,8 @@ _QUANTIZERS = {
 def check_folder(folder: Path, model: ModelConfig) -> list[Issue]:
     """Return the problems of a folder's settings; its weights and vocabulary may not be there yet."""
     faults = _check_settings(folder, visible_names(folder), model)
-    return [Issue(message, fix, "model.path") for message, fix in faults]
+    problems = [Issue(message, fix, "model.path") for message, fix in faults]
+    return [*problems, *_find_missing_quantizers(folder / "config.json")]
 
 
 def check_data(folder: Path) -> list[Issue]:
@@ -78,6 +79,17 @@ def _check_settings(folder: Path, names: list[str], model: ModelConfig) -> Itera
         yield from _check_config(folder / "config.json", config, model)
 
 
+def _find_missing_quantizers(file: Path) -> Iterator[Issue]:
+    method = ((read_settings(file) or {}).get("quantization_config") or {}).get("quant_method")
+    for package in _QUANTIZERS.get(str(method), ()):
+        if importlib.util.find_spec(package) is None:
+            seen = (
+                f"the weights are quantized with {method} ({file}), and {package} is not installed"
+            )
+            fix = f"name the unquantized model, or {pip(f'install {package}')} (and use a GPU)"
+            yield Issue(seen, fix, "model.path", package=package)
+
+
 def _check_config(file: Path, config: dict[str, Any], model: ModelConfig) -> Iterator[Fault]:
     if not config.keys() & {"model_type", "auto_map"}:
         fix = 'add it, such as "model_type": "qwen2", or fetch the file anew'
@@ -91,15 +103,6 @@ def _check_config(file: Path, config: dict[str, Any], model: ModelConfig) -> Ite
     if method in _QUANTIZERS and model.lora is None:
         fix = "name the unquantized model, or add `lora: {r: 16}` to `model`"
         yield f"weights quantized with {method} cannot be trained without `lora` ({file})", fix
-    for package in _QUANTIZERS.get(str(method), ()):
-        if importlib.util.find_spec(package) is None:
-            message = (
-                f"the weights are quantized with {method} ({file}), and {package} is not installed"
-            )
-            yield (
-                message,
-                f"name the unquantized model, or {pip(f'install {package}')} (and use a GPU)",
-            )
 
 
 def find_fault(file: Path) -> Fault | None:

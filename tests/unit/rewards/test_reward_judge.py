@@ -654,7 +654,9 @@ def test_a_missing_key_is_a_problem_only_where_no_endpoint_is_named(monkeypatch)
 def test_openai_that_is_not_installed(monkeypatch):
     found = JudgeParams(model="m", rubric="r")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert found.problems() == [Issue("openai is not installed", install_extra("judge"), "kind")]
+    assert found.problems() == [
+        Issue("openai is not installed", install_extra("judge"), "kind", package="openai")
+    ]
     monkeypatch.setitem(sys.modules, "openai", None)
     with pytest.raises(SetupError, match=re.escape(install_extra("judge"))):
         build(None, base_url="http://localhost:1/v1")
