@@ -154,7 +154,7 @@ class AtomicCheckpoints(_Mixin):
         self._load_from_checkpoint(str(checkpoint))
         self._load_more(checkpoint)
 
-    def save_state(self, checkpoint: Path) -> None:
+    def replace_state(self, checkpoint: Path) -> None:
         """Replace the state in a checkpoint, of which an evaluation was missing."""
         if (stopping := self._early_stopping) is not None:
             self.state.stateful_callbacks[EarlyStoppingCallback.__name__] = stopping.state()

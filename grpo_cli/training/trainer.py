@@ -292,7 +292,7 @@ class RunTrainer(ExactResume, FastTrainer):
         if self.held_out_sets is not None and self.held_out_sets.find_missing(self.state):
             self.load_weights(checkpoint)
             self._determine_best_metric(self.evaluate_sets(), None)
-            self.save_state(checkpoint)
+            self.replace_state(checkpoint)
             self.held_out_sets.raise_if_stopped(self.state)
 
     def evaluate_sets(self) -> dict[str, float]:

@@ -30,3 +30,16 @@ def test_floors_hold():
         pytest.skip("import-linter is not installed")
     done = subprocess.run([script], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
+
+
+def test_the_order_of_a_training_is_read_on_a_few_pages_and_a_trainer_is_built_whole():
+    training = [
+        path for path in MODULES if path.parent.name in ("training", "asynchronous", "fast")
+    ]
+    for path in training:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            targets = node.targets if isinstance(node, ast.Assign) else []
+            names = {ast.unparse(each.value) for each in targets if isinstance(each, ast.Attribute)}
+            assert not names & {"trainer", "self._trainer"}, f"{path}:{node.lineno}"
+    (run,) = [path for path in training if path.name == "run.py"]
+    assert len(run.read_text(encoding="utf-8").splitlines()) <= 250

@@ -127,3 +127,18 @@ def test_every_metric_of_trl_that_is_named_is_listed():
         )
     }
     assert not named - listed - {"completions/repeated_share"}
+
+
+def test_few_methods_of_the_trainer_are_overridden_and_each_once():
+    from trl import GRPOTrainer
+
+    from grpo_cli.training.trainer import RunTrainer
+
+    own = [each for each in RunTrainer.__mro__ if each.__module__.startswith("grpo_cli")]
+    overridden = [
+        name for each in own for name in vars(each) if callable(getattr(GRPOTrainer, name, None))
+    ]
+    names = [name for name in overridden if not name.startswith("__")]
+    assert len(names) == len({*names}), names
+    # It may only fall.
+    assert len(names) <= 11, names
