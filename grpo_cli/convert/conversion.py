@@ -28,7 +28,8 @@ from grpo_cli.convert.rewards import name_file
 from grpo_cli.convert.script import Script
 from grpo_cli.convert.script_account import ALL_SECTIONS
 from grpo_cli.convert.script_values import MISSING
-from grpo_cli.convert.shell import Command, build_tree, read_command
+from grpo_cli.convert.shell import Command, Flags, read_command, read_flags
+from grpo_cli.convert.shell_values import show
 from grpo_cli.convert.sources import read_python
 from grpo_cli.convert.swift import convert_swift
 from grpo_cli.convert.versions import note_versions
@@ -290,16 +291,16 @@ def _translate_any(
 
 def _translate_command(command: Command, source: Path, folders: tuple[Path, ...]) -> KeyReport:
     """Translate a command of a shell script: of TRL or ms-swift, or one that starts a Python script."""
-    tree, unset = build_tree(command, source)
-    unknown = {name: value for name, value in unset.items() if name == value}
+    flags = read_flags(command, source)
+    tree = flags.tree
     script = next(
         (each for each in (Path(command.tool), source.parent / command.tool) if each.is_file()),
         None,
     )
     if command.tool not in ("trl", "swift") and script is not None:
-        flags = {**tree.plain(), **dict.fromkeys(unset.keys() - unknown, MISSING)}
-        reader = Script(*read_python(read_source(script), script), script, folders[0], flags)
-        _ask_for_flags(reader.report, unknown, command, source)
+        values = {**tree.plain(), **dict.fromkeys(flags.unset, MISSING)}
+        reader = Script(*read_python(read_source(script), script), script, folders[0], values)
+        _ask_for_flags(reader.report, flags, source, dict.fromkeys(flags.doubts, "training"))
         for name in tree.value.keys() & read_keys("launch")["keep"].keys():
             reader.report.tree.value[name] = tree.value[name]
             reader.report.tree.key_locations[name] = tree.key_locations[name]
@@ -310,32 +311,41 @@ def _translate_command(command: Command, source: Path, folders: tuple[Path, ...]
     dialect: Dialect = "ms-swift" if command.tool == "swift" else known
     names = {"swift": "swift rlhf", "trl": "trl grpo"}
     report = KeyReport(tree, dialect, (names.get(command.tool, command.tool),))
-    _ask_for_flags(report, unknown, command, source)
-    for name, value in unset.items():
-        if name in unknown:
-            continue
+    targets = {"": "training"}
+    for name in {*flags.unset, *flags.doubts} - {""}:
         key = read_keys("swift-names").get(name, name) if dialect == "ms-swift" else name
         target = read_keys("script-targets").get(key) or trl.find_home(key)
-        target = target or trl.find_model_key(key) or "training"
-        line = command.lines.get(name, command.line)
-        text = f"line {line} of {source.name} has `--{name} {value}`; write its value"
-        report.to_do[target] = ". ".join(filter(None, (report.to_do.get(target), text)))
+        targets[name] = target or trl.find_model_key(key) or "training"
+    _ask_for_flags(report, flags, source, targets)
+    to_do = {**report.to_do}
     report.drop_all(command.environment, "set it in the environment of `grpo train`")
     _CONVERTERS[dialect](report, folders)
+    for target, text in to_do.items():
+        if text not in report.to_do[target]:
+            report.to_do[target] = f"{text}. {report.to_do[target]}"
     return report
 
 
-def _ask_for_flags(
-    report: KeyReport, unknown: dict[str, str], command: Command, source: Path
-) -> None:
-    """Have the user write what variables hold that may be any flags: no key is known to be absent."""
-    if not unknown:
-        return
-    named = ", ".join(f"`{name}`" for name in unknown)
-    report.to_do["training"] = (
-        f"line {command.line} of {source.name} passes {named}, which it does not set: write what that holds"
-    )
-    report.unread |= {*ALL_SECTIONS}
+def _ask_for_flags(report: KeyReport, flags: Flags, source: Path, targets: dict[str, str]) -> None:
+    """Have the user write what a shell script leaves open; any flags leave every key open."""
+    texts: dict[str, list[str]] = {}
+    for word in flags.unknown:
+        text = f"line {flags.lines[word]} of {source.name} passes `{show(word)}`"
+        text += ", whose value is known only when it runs; write what that holds"
+        texts.setdefault("training", []).append(text)
+    for name, value in flags.unset.items():
+        text = f"line {flags.lines[name]} of {source.name} has `{flags.written[name]} {value}`; write its value"
+        texts.setdefault(targets.get(name, ""), []).append(text)
+    for name, changes in flags.doubts.items():
+        what = f"change `{flags.written[name]}`" if name else "add or change flags"
+        for line, change in dict.fromkeys(changes):
+            text = f"line {line} of {source.name} (`{change}`) may {what}; write what applies"
+            texts.setdefault(targets[name], []).append(text)
+    texts.pop("", None)
+    for target, parts in texts.items():
+        report.to_do[target] = ". ".join(parts)
+    if flags.unknown or "" in flags.doubts:
+        report.unread |= {*ALL_SECTIONS}
 
 
 def _translate_script(script: Script, folders: tuple[Path, ...]) -> KeyReport:

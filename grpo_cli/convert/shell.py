@@ -3,38 +3,42 @@
 Source: `trl grpo`, `accelerate launch`, `torchrun`, and ms-swift's `swift rlhf`.
 """
 
-import io
 import re
-import shlex
 from dataclasses import dataclass, field, replace
 from pathlib import Path as FilePath
 from typing import Any
 
 from grpo_cli.convert.key_report import CONVERTIBLE, by_key, read_keys
+from grpo_cli.convert.shell_syntax import (
+    DOUBT,
+    UNKNOWN,
+    Context,
+    Parser,
+    Step,
+    Word,
+    drop_here_documents,
+)
+from grpo_cli.convert.shell_values import (
+    ASSIGNMENT,
+    DOUBTS,
+    Frame,
+    Variables,
+    is_open,
+    show,
+    write_doubt,
+)
 from grpo_cli.errors import recipe_error
 from grpo_cli.issues import Location
 from grpo_cli.recipe.yaml_tree import Node, as_node, merge, read_scalar, read_source, read_text
 
-_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
-_DECLARATIONS = ("export", "declare", "local", "readonly")
-_ARRAY = re.compile(
-    rf"\s*(?:(?:{'|'.join(_DECLARATIONS)})\s+(?:-\w+\s+)*)?(\w+)(\+?)=\(", re.DOTALL
-)
-"""The start of an array, up to its first word."""
-_NAMED = re.compile(r"--?[A-Za-z]|[A-Za-z_]\w*=")
-"""The start of a flag, or of a variable with its value."""
-_VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?::?-([^}]*))?\}|([A-Za-z_]\w*))")
-_WHOLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)(\[[@*]\])?(?::?-)?\}|([A-Za-z_]\w*)|[@*])")
-"""A word that is a variable or an array, and may stand for several words."""
-_QUOTED = re.compile(r"\"(?:\\.|[^\"\\])*\"|'[^']*'", re.DOTALL)
-_COMMENT = re.compile(r"""("(?:\\.|[^"\\])*"|'[^']*'|\\.)|(?<!\S)#[^\n\f]*""", re.DOTALL)
-"""A quoted text or an escaped sign, or a comment: a `#` inside a word begins none."""
-_CONTINUED = "\f"
-"""Stands for a `\\` at the end of a line, and the end of the line."""
-_ENDS = {"|", "||", "&&", "&", ";", ">", ">>", "2>&1", "<"}
-
-Word = tuple[str, int]
-"""A word of a command, and its line."""
+_NAME = re.compile(r"[A-Za-z_]\w*")
+_DECLARATIONS = ("export", "declare", "typeset", "local", "readonly")
+_SETTERS = ("read", "mapfile", "readarray", "getopts", "printf", "unset")
+"""Commands that set the variables that they name."""
+_PRINTERS = frozenset("echo printf [ [[ test : cat grep which type pgrep pip".split())
+"""Commands that start nothing that they name."""
+_COUNTED = re.compile(r"([A-Za-z_]\w*)\s*(?:\+\+|--|[-+*/%]?=(?!=))")
+"""A variable that arithmetic changes."""
 
 
 @dataclass
@@ -44,13 +48,151 @@ class Command:
     line: int
     tool: str
     """`trl`, `swift`, or the Python file that is started."""
-    words: list[str] = field(default_factory=list)
+    words: list[Word] = field(default_factory=list)
     """Its arguments."""
-    launcher: list[str] = field(default_factory=list)
+    launcher: list[Word] = field(default_factory=list)
     """Arguments of accelerate or torchrun before the Python file."""
-    environment: dict[str, str] = field(default_factory=dict)
+    environment: dict[str, Word] = field(default_factory=dict)
+
+
+@dataclass
+class Flags:
+    """The flags of a command, and what the script leaves open."""
+
+    tree: Node
+    """Flags with values, with the YAML that `--config` names, as a config."""
+    unset: dict[str, str] = field(default_factory=dict)
+    """Flag → its value as it is written, which holds variables that the script does not set."""
+    unknown: list[str] = field(default_factory=list)
+    """Words as they are written that may hold any flags."""
+    doubts: dict[str, list[tuple[int, str]]] = field(default_factory=dict)
+    """Flag → lines and texts of commands that may change its value; those of any flag under an empty name."""
     lines: dict[str, int] = field(default_factory=dict)
-    """The line of each flag and variable of the environment."""
+    written: dict[str, str] = field(default_factory=dict)
+    """Flag → its name in the script."""
+
+
+class _Reader:
+    """Runs the assignments of a script, and collects its commands that start a training."""
+
+    def __init__(self) -> None:
+        self.commands: list[Command] = []
+        self.unknown: list[Word] = []
+        """Commands that are known only when the script runs."""
+        self.functions: dict[str, list[Step]] = {}
+        self.variables = Variables()
+        self._exported: dict[str, int] = {}
+
+    def run_text(self, text: str, line: int, context: Context) -> None:
+        """Run the text of a script whose first line has the number `line`."""
+        script = Parser(text, line)
+        self.functions |= script.functions
+        self.run(script.steps, context)
+
+    def run(self, steps: list[Step], context: Context) -> None:
+        """Run commands under conditions."""
+        for step in steps:
+            self._run_step(step, (*context, *step.context))
+
+    def _run_step(self, step: Step, context: Context) -> None:
+        raw = step.words[1:] if step.words[0].text == "env" else step.words
+        start = next((i for i, each in enumerate(raw) if not ASSIGNMENT.match(each.text)), len(raw))
+        before, rest = raw[:start], raw[start:]
+        if not rest or rest[0].text in _DECLARATIONS:
+            options = [each.text for each in rest if each.text.startswith("-")]
+            is_exported = bool(rest) and (rest[0].text == "export" or "x" in "".join(options))
+            for word in [*before, *rest[1:]]:
+                self.variables.assign(word, context, step.text)
+                name = _NAME.match(word.text)
+                if is_exported and name:
+                    self._exported[name[0]] = word.line
+            return
+        words = [each for word in rest for each in self.variables.expand(word, context)]
+        if words:
+            self._run_command(words, before, step, context)
+
+    def _run_command(
+        self, words: list[Word], before: list[Word], step: Step, context: Context
+    ) -> None:
+        (first, line), rest = words[0], words[1:]
+        texts = [each.text for each in words]
+        shell = next((i for i, text in enumerate(texts[:-2]) if _is_shell(*texts[i : i + 2])), None)
+        if first in ("for", "select"):
+            name = _NAME.search(texts[1]) if rest else None
+            self._forget([name[0]] if name else [], step, context, doubt=True)
+        elif first.startswith("((") or first in ("let", *_SETTERS):
+            names = texts[1:] if first in _SETTERS else _COUNTED.findall(step.text)
+            names = names if first != "printf" else names[1:2] if names[0] == "-v" else []
+            self._forget([name for name in names if _NAME.fullmatch(name)], step, context)
+        elif first in ("set", "shift"):
+            self._set_arguments(words, step, context)
+        elif first == "eval" or shell is not None:
+            part = texts[1:] if shell is None else texts[shell + 2 : shell + 3]
+            self.run_text(" ".join(part), line, context)
+        elif first in self.functions:
+            if first not in self.variables.calls:
+                self._call(first, rest, step, context)
+        elif first in _PRINTERS:
+            return
+        elif (command := _find_command(words)) is None:
+            self.unknown += [Word(show(first), line)] if is_open(first) else []
+        else:
+            command.line = next((call.line for call in self.variables.calls.values()), line)
+            environment = {
+                name: Word(self.variables.expand_parameter(f"${name}", context, True, False), at)
+                for name, at in self._exported.items()
+                if name in self.variables.assignments
+            }
+            for text, at in before:
+                variable, value = text.split("=", 1)
+                environment[variable] = Word(
+                    self.variables.substitute(value, context, is_split=False), at
+                )
+            command.environment = environment
+            self.commands.append(command)
+
+    def _call(self, name: str, words: list[Word], step: Step, context: Context) -> None:
+        """Run the commands of a function with its arguments."""
+        arguments = self.variables.assignments.pop("@", [])
+        frame = Frame(context, step.words[0].line, step.text)
+        self.variables.record("@", words, frame, is_list=True)
+        self.variables.calls[name] = frame
+        self.run(self.functions[name], context)
+        del self.variables.calls[name]
+        self.variables.assignments["@"] = arguments
+
+    def _set_arguments(self, words: list[Word], step: Step, context: Context) -> None:
+        texts = [each.text for each in words]
+        if texts[0] == "set":
+            if "--" not in texts:
+                return
+            kept = words[texts.index("--") + 1 :]
+        else:
+            arguments, _ = self.variables.look_up("@", context)
+            number = int(texts[1]) if texts[1:] and texts[1].isdigit() else 1
+            if arguments is None or any(UNKNOWN in each.text for each in arguments[:number]):
+                return
+            kept = arguments[number:]
+        self.variables.record(
+            "@", kept, Frame(context, step.words[0].line, step.text), is_list=True
+        )
+
+    def _forget(
+        self, names: list[str], step: Step, context: Context, *, doubt: bool = False
+    ) -> None:
+        """Record that variables get values that are not in the script."""
+        line = step.words[0].line
+        for name in names:
+            text = f"{UNKNOWN}${name}{UNKNOWN}" + (write_doubt(line, step.text) if doubt else "")
+            words = [] if step.words[0].text == "unset" else [Word(text, line)]
+            self.variables.record(name, words, Frame(context, line, step.text))
+
+
+def _is_shell(name: str, option: str) -> bool:
+    return (
+        name.rpartition("/")[2] in ("bash", "sh", "zsh")
+        and re.fullmatch("-[a-z]*c", option) is not None
+    )
 
 
 def read_command(text: str, source: FilePath) -> Command:
@@ -59,40 +201,20 @@ def read_command(text: str, source: FilePath) -> Command:
     Raises:
         RecipeError: There is none, or several.
     """
-    variables: dict[str, str] = {}
-    arrays: dict[str, list[Word]] = {}
-    exported: dict[str, str] = {}
-    lines: dict[str, int] = {}
-    commands: list[Command] = []
-    for first, code in _join_lines(text):
-        if (array := _ARRAY.match(code)) is not None:
-            body = code[array.end() :].rstrip().removesuffix(")")
-            before = arrays.get(array[1], []) if array[2] else []
-            first += code[: array.end()].count("\n")
-            arrays[array[1]] = [*before, *_spread(_split(body, first), variables, arrays)]
-            continue
-        placed = _spread(_split(code, first), variables, arrays)
-        words = [word for word, _ in placed]
-        line = placed[0][1] if placed else first
-        named = {_name_flag(word): number for word, number in placed if _NAMED.match(word)}
-        if words and words[0] in _DECLARATIONS:
-            exported |= _assign(words[1:], variables)
-            variables |= exported
-            lines |= named
-            continue
-        start = next(
-            (i for i, word in enumerate(words) if not _ASSIGNMENT.fullmatch(word)), len(words)
-        )
-        prefix = _assign(words[:start], variables)
-        if start == len(words):
-            variables |= prefix
-        elif (command := _find_command(words[start:], line)) is not None:
-            command.environment = {**exported, **prefix}
-            command.lines = {**lines, **named}
-            commands.append(command)
+    reader = _Reader()
+    reader.run_text(drop_here_documents(text), 1, ())
+    if not reader.commands:
+        for steps in reader.functions.values():
+            reader.run(steps, ())
+    commands = reader.commands
     meant = [each for each in commands if each.tool in ("trl", "swift")] or commands
     if len(meant) != 1:
         where = Location(str(source), meant[0].line if meant else 1, 1)
+        if not meant and reader.unknown:
+            name, line = reader.unknown[0]
+            cause = f"runs `{name}`, which is known only when the script runs"
+            fix = "write the command that it stands for"
+            raise recipe_error(cause, fix, location=replace(where, line=line))
         if not meant:
             cause = "starts no training of TRL or ms-swift"
             raise recipe_error(cause, CONVERTIBLE, location=where)
@@ -102,194 +224,108 @@ def read_command(text: str, source: FilePath) -> Command:
     return meant[0]
 
 
-def _assign(words: list[str], variables: dict[str, str]) -> dict[str, str]:
-    """Return the values that words like `NAME=value` and `NAME+=value` give."""
-    pairs = [_ASSIGNMENT.fullmatch(word) for word in words]
-    return {
-        pair[1]: (variables.get(pair[1], "") if pair[2] else "") + pair[3] for pair in pairs if pair
-    }
-
-
-def _spread(
-    placed: list[Word], variables: dict[str, str], arrays: dict[str, list[Word]]
-) -> list[Word]:
-    """Replace variables and arrays that the script sets; one that holds flags becomes several words."""
-    spread: list[Word] = []
-    for word, line in placed:
-        whole = _WHOLE.fullmatch(word)
-        name = (whole[1] or whole[3] or "") if whole else ""
-        text = variables.get(name, "")
-        if whole and whole[2] and name in arrays:
-            spread += arrays[name]
-        elif text.lstrip().startswith("-"):
-            spread += [(part, line) for part, _ in _split(text, line)]
-        else:
-            spread.append((_expand(word, variables), line))
-    return spread
-
-
-def _join_lines(text: str) -> list[tuple[int, str]]:
-    """Return the commands of a script with their first lines: lines are joined at `\\` and inside quotes."""
-    joined: list[tuple[int, str]] = []
-    start, code = 0, ""
-    for number, line in enumerate(text.split("\n"), 1):
-        is_comment = line.lstrip().startswith("#")
-        if is_comment and (not code or code.endswith(_CONTINUED)):
-            code += _CONTINUED if code else ""
-            continue
-        start = start or number
-        if line.rstrip().endswith("\\") and not line.rstrip().endswith("\\\\"):
-            code += f"{line.rstrip()[:-1]}{_CONTINUED}"
-            continue
-        code += line
-        if _is_open(code) and number - start < 200:
-            code += "\n"
-            continue
-        joined.append((start, code))
-        start, code = 0, ""
-    return [*joined, (start, code)] if code.strip() else joined
-
-
-def _keep_quoted(match: re.Match[str]) -> str:
-    return match[1] or ""
-
-
-def _is_open(code: str) -> bool:
-    """Return whether a quotation, or an array, goes on in the next line."""
-    text = _COMMENT.sub(_keep_quoted, code)
-    try:
-        shlex.split(text)
-    except ValueError:
-        return True
-    bare = _QUOTED.sub("", text)
-    return _ARRAY.match(code) is not None and bare.count("(") > bare.count(")")
-
-
-def _split(code: str, line: int) -> list[Word]:
-    """Return the words of a command, each with its line: of several commands, of one that trains."""
-    text = _COMMENT.sub(_keep_quoted, code)
-    stream = io.StringIO(text)
-    lexer = shlex.shlex(stream, posix=True)
-    lexer.whitespace_split, lexer.commenters = True, ""
-    lexer.whitespace += _CONTINUED
-    placed: list[Word] = []
-    try:
-        for word in lexer:
-            before = text[: stream.tell() - 1].removesuffix(word)
-            number = line + before.count("\n") + before.count(_CONTINUED)
-            placed.append((word.replace(_CONTINUED, ""), number))
-    except ValueError:
-        return []
-    while True:
-        words = [word for word, _ in placed]
-        end = next((i for i, word in enumerate(words) if word in _ENDS), len(words))
-        is_last = end + 1 >= len(words) or words[end] not in ("&&", ";")
-        if is_last or _find_command(words[:end], line):
-            return [(word.rstrip(";"), number) for word, number in placed[:end]]
-        placed = placed[end + 1 :]
-
-
-def _expand(word: str, variables: dict[str, str]) -> str:
-    """Replace variables that the script sets; others stay as they are written."""
-
-    def replace(match: re.Match[str]) -> str:
-        name, default = match[1] or match[3], match[2]
-        return variables.get(name, default if default is not None else match[0])
-
-    return _VARIABLE.sub(replace, word)
-
-
-def _find_command(words: list[str], line: int) -> Command | None:
-    names = [word.rpartition("/")[2] for word in words]
+def _find_command(words: list[Word]) -> Command | None:
+    names = [word.text.rpartition("/")[2] for word in words]
     for index, name in enumerate(names):
-        following = names[index + 1 : index + 2]
+        line, following = words[index].line, names[index + 1 : index + 2]
         if name == "trl" and following == ["grpo"]:
             return Command(line, "trl", words[index + 2 :])
         if name in ("swift", "megatron") and following == ["rlhf"]:
             return Command(line, "swift", words[index + 2 :])
-        is_launcher = name in (
-            "accelerate",
-            "torchrun",
-            "deepspeed",
-            "accelerate-launch",
-        ) or name.startswith("python")
-        if is_launcher:
-            start = index + (2 if following == ["launch"] else 1)
-            script = next((i for i in range(start, len(words)) if words[i].endswith(".py")), None)
-            if script is not None and any(_is_argument(word) for word in words[script:]):
-                return Command(line, words[script], words[script + 1 :], words[start:script])
+        is_launcher = name in ("accelerate", "torchrun", "deepspeed", "accelerate-launch")
+        if is_launcher or name.startswith("python") or (index == 0 and is_open(words[0].text)):
+            start = index + (0 if is_open(words[index].text) else 1)
+            start += following == ["launch"]
+            if "trl.scripts.grpo" in names[start:]:
+                at = names.index("trl.scripts.grpo", start)
+                return Command(line, "trl", words[at + 1 :], words[start : at - 1])
+            at = next((i for i in range(start, len(names)) if names[i].endswith(".py")), -1)
+            if at > 0 and any(_is_argument(word.text) for word in words[at:]):
+                return Command(line, words[at].text, words[at + 1 :], words[start:at])
     return None
 
 
-def _is_argument(word: str) -> bool:
-    return word.startswith("--") or _WHOLE.fullmatch(word) is not None
+def _is_argument(text: str) -> bool:
+    return text.startswith("--") or is_open(text)
 
 
-def _name_flag(word: str) -> str:
-    """Return the name in `--name=value` or `NAME=value`."""
-    return word.lstrip("-").partition("=")[0].replace("-", "_")
+def _name_flag(text: str) -> str:
+    """Return the name in `--name=value`."""
+    return text.lstrip("-").partition("=")[0].replace("-", "_")
 
 
-def read_flags(words: list[str], *, is_one: bool = False) -> dict[str, Any]:
-    """Return flags and their values: a list if there are several, true if there is none."""
+def _read_values(
+    words: list[Word], lines: dict[str, int], *, is_one: bool = False
+) -> dict[str, list[str]]:
+    """Return flags and the texts of their values; words that may hold any flags are keys themselves."""
     flags: dict[str, list[str]] = {}
     name = ""
-    for word in words:
-        if re.match(r"--?[A-Za-z]", word):
-            _, equals, value = word.partition("=")
-            name = _name_flag(word)
+    for text, line in words:
+        flag, equals, value = text.partition("=")
+        is_made = flag.startswith("-") and (UNKNOWN in flag or DOUBT in flag)
+        if is_made or (is_open(text) and (text[0] == DOUBT or not name or flags[name])):
+            flags[text] = [text]
+            lines[text] = line
+            name = "" if is_made else name
+        elif re.match(r"--?[A-Za-z]", flag):
+            name = _name_flag(flag)
             flags[name] = [value] if equals else []
-        elif _WHOLE.fullmatch(word) and (not name or flags[name]):
-            # It may hold more flags.
-            flags[word] = [word]
+            lines[name] = line
         elif name and not (is_one and flags[name]):
-            flags[name].append(word)
-    return {
-        key: True
-        if not texts
-        else read_scalar(texts[0])
-        if len(texts) == 1
-        else [read_scalar(text) for text in texts]
-        for key, texts in flags.items()
-    }
+            flags[name].append(text)
+    return flags
 
 
-def build_tree(command: Command, source: FilePath) -> tuple[Node, dict[str, str]]:
-    """Return a command's flags, with the YAML that `--config` names, as a config, and values of the shell.
-
-    Flags whose values hold variables that the script does not set are returned apart, as they are written.
+def read_flags(command: Command, source: FilePath) -> Flags:
+    """Return a command's flags, with the YAML that `--config` names.
 
     Raises:
         RecipeError: The YAML cannot be read.
     """
-    where, lines = Location(str(source), command.line, 1), dict(command.lines)
-    flags = read_flags(command.words)
-    launcher = read_flags(command.launcher, is_one=True)
+    lines = {name: word.line for name, word in command.environment.items()}
+    launcher = _read_values(command.launcher, lines, is_one=True)
     if "config_file" in launcher:
         launcher["accelerate_config"] = launcher.pop("config_file")
         lines["accelerate_config"] = lines["config_file"]
-    flags = {**launcher, **command.environment, **flags}
+    environment = {name: [word.text] for name, word in command.environment.items()}
+    texts = {**launcher, **environment, **_read_values(command.words, lines)}
+    written = {name: name if name in environment else f"--{name}" for name in texts}
     for name, renamed in by_key(read_keys("launcher-names")).items():
-        if name in flags:
-            value = flags.pop(name)
-            lines.setdefault(renamed, lines.get(name, command.line))
-            flags.setdefault(renamed, read_scalar(value) if isinstance(value, str) else value)
-    config = flags.pop("config", None)
-    unset = {
-        name: str(value)
-        for name, value in flags.items()
-        if re.search(r"\$[\w({@*]", str(value)) and name not in command.environment
-    }
-    flags = {name: value for name, value in flags.items() if name not in unset}
-    places = {name: replace(where, line=lines.get(name, command.line)) for name in flags}
-    tree = Node({name: as_node(value, places[name]) for name, value in flags.items()}, where)
-    tree.key_locations.update(places)
-    if config is None:
-        return tree, unset
-    path = next(
-        (each for each in (FilePath(str(config)), source.parent / str(config)) if each.exists()),
-        None,
+        if name in texts:
+            lines.setdefault(renamed, lines[name])
+            written.setdefault(renamed, written[name])
+            texts.setdefault(renamed, texts.pop(name))
+    where = Location(str(source), command.line, 1)
+    result = Flags(Node({}, where), lines=lines, written=written)
+    values: dict[str, Any] = {}
+    for name, parts in texts.items():
+        is_any = UNKNOWN in name or DOUBT in name
+        for doubt in DOUBTS.findall(" ".join(parts)):
+            if name not in environment:
+                line, _, text = doubt.partition("\t")
+                result.doubts.setdefault("" if is_any else name, []).append((int(line), text))
+        bare = [DOUBTS.sub("", part) for part in parts]
+        if is_any and UNKNOWN in "".join(bare):
+            result.unknown.append(name)
+        elif UNKNOWN in "".join(bare) and name not in environment:
+            result.unset[name] = show(" ".join(parts))
+        elif not is_any:
+            scalars = [read_scalar(show(part) if UNKNOWN in part else part) for part in bare]
+            values[name] = True if not scalars else scalars[0] if len(scalars) == 1 else scalars
+    config = result.unset.pop("config", None) or values.pop("config", None)
+    places = {name: replace(where, line=lines[name]) for name in values}
+    result.tree = Node(
+        {name: as_node(value, places[name]) for name, value in values.items()}, where
     )
+    result.tree.key_locations.update(places)
+    if config is not None:
+        result.tree = merge(_read_config(FilePath(str(config)), source, where), result.tree)
+    return result
+
+
+def _read_config(config: FilePath, source: FilePath, where: Location) -> Node:
+    """Return the YAML that `--config` names."""
+    path = next((each for each in (config, source.parent / config) if each.exists()), None)
     if path is None:
         cause = f"names the YAML `{config}`, which is not here"
         raise recipe_error(cause, "run `grpo convert` where the script runs", location=where)
@@ -298,4 +334,4 @@ def build_tree(command: Command, source: FilePath) -> tuple[Node, dict[str, str]
         raise recipe_error(
             "is not a config", "name the YAML of the training", location=base.location
         )
-    return merge(base, tree), unset
+    return base

@@ -1,0 +1,224 @@
+"""The values of variables, arrays and arguments of a shell script, and what may change them.
+
+Source: the Bash Reference Manual, section 3.5, Shell Expansions.
+"""
+
+import re
+from typing import NamedTuple
+
+from grpo_cli.convert.shell_syntax import DOUBT, UNKNOWN, Context, Word, find_end, read_tokens
+
+ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\[[^]]*\])?(\+?)=(.*)", re.DOTALL)
+_LIST = re.compile(r"(\")?\$(?:([@*])|\{([@*]|\w+(?=\[))(?:\[[@*]\])?\})(?(1)\")")
+"""A word that is an array or the arguments, and stands for several words."""
+_SIMPLE = re.compile(r"\$(?:[A-Za-z_]\w*|[\d@*#?$!-])")
+_PARAMETER = re.compile(r"(\w+|[@*])(?:\[([^]]*)\])?(?:(:?[-=+?])(.*))?", re.DOTALL)
+_UNKNOWN = re.compile(f"{UNKNOWN}([^{UNKNOWN}]*){UNKNOWN}")
+DOUBTS = re.compile(f"{DOUBT}([^{DOUBT}]*){DOUBT}")
+_SPACE = re.compile(rf"({_UNKNOWN.pattern}|{DOUBTS.pattern})|\s+")
+_GAP = "\2"
+"""Stands between words in a text."""
+_QUOTES = "\3"
+"""Stands for quotes, which make a word even if it is empty."""
+
+
+class Frame(NamedTuple):
+    """A command that runs under conditions."""
+
+    context: Context
+    line: int
+    text: str
+
+
+class Assignment(NamedTuple):
+    """A command that sets a variable."""
+
+    words: list[Word]
+    """The elements of an array, or one text."""
+    frames: tuple[Frame, ...]
+    """The calls of functions that it is in, outermost first, and itself."""
+    is_append: bool = False
+    is_list: bool = False
+
+
+class Variables:
+    """Holds what a script sets, under which conditions.
+
+    Attributes:
+        assignments: Variable → its assignments in their order; the arguments are `@`.
+        calls: Functions that are running, outermost first.
+    """
+
+    def __init__(self) -> None:
+        """Begin without variables."""
+        self.assignments: dict[str, list[Assignment]] = {}
+        self.calls: dict[str, Frame] = {}
+
+    def record(
+        self,
+        name: str,
+        words: list[Word],
+        frame: Frame,
+        *,
+        is_append: bool = False,
+        is_list: bool = False,
+    ) -> None:
+        """Record that a command sets a variable."""
+        frames = (*self.calls.values(), frame)
+        made = Assignment(words, frames, is_append, is_list)
+        self.assignments.setdefault(name, []).append(made)
+
+    def assign(self, word: Word, context: Context, text: str) -> None:
+        """Record an assignment of the command `text`, if the word is one."""
+        match = ASSIGNMENT.match(word.text)
+        if match is None:
+            return
+        name, index, plus, value = match.groups()
+        if index:
+            # One element: it may change the array.
+            context = (*context, (0, 0))
+        is_list = value.startswith("(")
+        if is_list:
+            tokens = read_tokens(value[1:-1], word.line)
+            raw = [Word(each.text, each.line) for each in tokens if not each.is_operator]
+            words = [each for part in raw for each in self.expand(part, context)]
+        else:
+            words = [Word(self.substitute(value, context, is_split=False), word.line)]
+        frame = Frame(context, word.line, text)
+        self.record(name, words, frame, is_append=bool(plus), is_list=is_list)
+
+    def look_up(self, name: str, context: Context) -> tuple[list[Word] | None, str]:
+        """Return what a variable holds, None if the script does not set it, and what may change it."""
+        if name.isdigit():
+            arguments, changes = self.look_up("@", context)
+            before = (arguments or [])[: int(name)]
+            is_open = any(_UNKNOWN.search(each.text) for each in before[:-1])
+            if arguments is None or name == "0" or changes or is_open:
+                return None, changes
+            return before[int(name) - 1 :], ""
+        words: list[Word] | None = None
+        doubts: list[str] = []
+        for each in self.assignments.get(name, []):
+            branches = dict(context)
+            uncertain = [
+                frame for frame in each.frames if context[: len(frame.context)] != frame.context
+            ]
+            if uncertain:
+                path = each.frames[-1].context
+                if all(branches.get(number, branch) == branch for number, branch in path):
+                    doubts.append(write_doubt(uncertain[0].line, uncertain[0].text))
+            elif not each.is_append:
+                words, doubts = each.words, []
+            elif each.is_list:
+                words = [*(words or []), *each.words]
+            else:
+                first, *others = words or [Word("", each.frames[-1].line)]
+                words = [Word(first.text + each.words[0].text, first.line), *others]
+        return words, "".join(dict.fromkeys(doubts))
+
+    def expand(self, word: Word, context: Context) -> list[Word]:
+        """Return the words that a word of a command stands for."""
+        array = _LIST.fullmatch(word.text)
+        if array is None or (array[1] and "*" in word.text):
+            text = self.substitute(word.text, context)
+            parts = [part for part in text.split(_GAP) if part]
+            return [Word(part.replace(_QUOTES, ""), word.line) for part in parts]
+        words, doubts = self.look_up((array[2] or array[3]).replace("*", "@"), context)
+        if words is None and not doubts:
+            written = word.text.strip('"')
+            return [Word(f"{UNKNOWN}{written}{UNKNOWN}", word.line)]
+        words = [*(words or []), *([Word(doubts, word.line)] if doubts else [])]
+        if array[1]:
+            return words
+        return [
+            Word(part, each.line)
+            for each in words
+            for part in _split(each.text).split(_GAP)
+            if part
+        ]
+
+    def substitute(
+        self, raw: str, context: Context, *, is_quoted: bool = False, is_split: bool = True
+    ) -> str:
+        """Return a text without its quotes and with the values of variables."""
+        parts: list[str] = []
+        at = 0
+        while at < len(raw):
+            simple = _SIMPLE.match(raw, at)
+            end = simple.end() if simple else find_end(raw, at, is_quoted=is_quoted)
+            part, at = raw[at:end], end
+            if part == "$" and not is_quoted and raw[at : at + 1] == "'":
+                end = find_end(raw, at)
+                part, at = raw[at:end].replace("\\n", "\n"), end
+            is_literal = part[0] == "'" and not is_quoted
+            if is_literal or (part[0] == '"' and len(part) > 1):
+                inner = part[1:-1]
+                if not is_literal:
+                    inner = self.substitute(inner, context, is_quoted=True, is_split=is_split)
+                parts += [_QUOTES if is_split else "", inner]
+            elif part[0] == "\\" and (not is_quoted or part[1:] in ("$", "`", '"', "\\", "\n")):
+                parts.append(part[1:].strip("\n"))
+            elif part[0] in "$`" and len(part) > 1:
+                parts.append(self.expand_parameter(part, context, is_quoted, is_split))
+            else:
+                parts.append(_GAP if part.isspace() and is_split and not is_quoted else part)
+        return "".join(parts)
+
+    def expand_parameter(self, part: str, context: Context, is_quoted: bool, is_split: bool) -> str:
+        """Return the value of `$NAME`, `${NAME…}` or `$(…)`."""
+        is_command = part.startswith(("`", "$("))
+        inner = part[2:-1] if part.startswith("${") else part[1:]
+        match = None if is_command else _PARAMETER.fullmatch(inner)
+        if match is None:
+            return f"{UNKNOWN}{part}{UNKNOWN}"
+        name, index, operator, default = match.groups()
+        words, doubts = self.look_up(name.replace("*", "@"), context)
+        value: str | None = None
+        if words is not None and (index in ("@", "*") or name in "@*"):
+            gap = f"{_GAP}{_QUOTES}" if is_split and "@" in (index, name) else " "
+            value = gap.join(each.text for each in words)
+        elif words is not None and (index or "0").isdigit():
+            before = words[: int(index or 0) + 1]
+            if not any(UNKNOWN in each.text for each in before[:-1]):
+                value = "".join(each.text for each in before[int(index or 0) :])
+        kind = (operator or " ")[-1]
+        if kind in "-=" and (value is None or (value == "" and ":" in operator)):
+            value = self.substitute(default, context, is_quoted=is_quoted, is_split=is_split)
+            if kind == "=":
+                text = self.substitute(default, context, is_split=False)
+                self.record(name, [Word(text, 0)], Frame(context, 0, part))
+        elif kind == "+" and value is not None and _UNKNOWN.search(value):
+            value = None
+        elif kind == "+" and value is not None and (value or ":" not in operator):
+            value = self.substitute(default, context, is_quoted=is_quoted, is_split=is_split)
+        elif is_split and not is_quoted and value is not None:
+            value = _split(value)
+        if value is None:
+            value = f"{UNKNOWN}{part}{UNKNOWN}"
+        # Flags stand apart from what may add more.
+        if doubts and value.lstrip(f" {_GAP}").startswith("-"):
+            value += _GAP if is_split and not is_quoted else " "
+        return value + doubts
+
+
+def _split(text: str) -> str:
+    """Return a text with gaps for its spaces."""
+    return _SPACE.sub(lambda match: match[1] or _GAP, text)
+
+
+def write_doubt(line: int, text: str) -> str:
+    """Return the mark of a command that may change a value."""
+    shown = re.sub(f"[{UNKNOWN}{DOUBT}]", "", text)
+    shown = shown if len(shown) <= 80 else f"{shown[:79]}…"
+    return f"{DOUBT}{line}\t{shown}{DOUBT}"
+
+
+def is_open(text: str) -> bool:
+    """Return whether a word may stand for any flags."""
+    bare = DOUBTS.sub("", text)
+    return _UNKNOWN.fullmatch(bare) is not None or (text != bare and not bare)
+
+
+def show(text: str) -> str:
+    """Return a text as it is written in the script."""
+    return " ".join(DOUBTS.sub("", text).replace(UNKNOWN, "").split())
