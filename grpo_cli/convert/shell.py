@@ -122,7 +122,7 @@ class _Reader:
             self._forget([name[0]] if name else [], step, context, doubt=True)
         elif first.startswith("((") or first in ("let", *_SETTERS):
             names = texts[1:] if first in _SETTERS else _COUNTED.findall(step.text)
-            names = names if first != "printf" else names[1:2] if names[0] == "-v" else []
+            names = names if first != "printf" else names[1:2] if names[:1] == ["-v"] else []
             self._forget([name for name in names if _NAME.fullmatch(name)], step, context)
         elif first in ("set", "shift"):
             self._set_arguments(words, step, context)

@@ -36,11 +36,10 @@ class Word(NamedTuple):
 
 
 class Token(NamedTuple):
-    """A word as it is written, or an operator, and where it stands in the text."""
+    """A word as it is written, or an operator."""
 
     text: str
     line: int
-    start: int
     is_operator: bool = False
 
 
@@ -116,14 +115,14 @@ def read_tokens(text: str, first: int) -> Iterator[Token]:
             at, is_target = redirect.end(), True
         elif (operator := _OPERATOR.match(text, at)) and not text.startswith("((", at):
             at, is_target = operator.end(), False
-            yield Token(operator[0], line, start, is_operator=True)
+            yield Token(operator[0], line, is_operator=True)
         else:
             while at == start or (at < len(text) and not _BREAK.match(text, at)):
                 at = find_end(text, at)
                 if text[at : at + 1] == "(" and _ARRAY.fullmatch(text, start, at):
                     at = find_end(text, at)
             if not is_target:
-                yield Token(text[start:at], line, start)
+                yield Token(text[start:at], line)
             is_target = False
 
 
@@ -152,11 +151,10 @@ class Parser:
 
     def __init__(self, text: str, first: int = 1) -> None:
         """Read a script whose first line has the number `first`."""
-        self.text = text
         self.steps: list[Step] = []
         self.functions: dict[str, list[Step]] = {}
         self._blocks: list[_Block] = []
-        self._words: list[Token] = []
+        self._words: list[Word] = []
         self._chain: Context = ()
         self._is_or = False
         self._tokens = [*read_tokens(text, first)]
@@ -206,7 +204,7 @@ class Parser:
     def _take_word(self, token: Token) -> None:
         text = token.text
         if self._words:
-            self._words.append(token)
+            self._words.append(Word(text, token.line))
             if text == "in" and len(self._words) == 3 and self._words[0].text == "case":
                 self._words = []
                 self._open(is_pattern=True)
@@ -223,7 +221,7 @@ class Parser:
             self._at += 1
             self._begin_function(name)
         elif text not in ("!", "time", "while", "until"):
-            self._words.append(token)
+            self._words.append(Word(text, token.line))
 
     def _peek(self) -> str:
         return self._tokens[self._at].text if self._at < len(self._tokens) else ""
@@ -258,8 +256,6 @@ class Parser:
 
     def _end_command(self) -> None:
         if self._words:
-            end = self._words[-1].start + len(self._words[-1].text)
-            text = " ".join(self.text[self._words[0].start : end].split())
-            words = [Word(each.text, each.line) for each in self._words]
-            self.steps.append(Step(words, text, self._context))
+            text = " ".join(" ".join(word.text for word in self._words).split())
+            self.steps.append(Step(self._words, text, self._context))
             self._words = []
