@@ -8,6 +8,8 @@ from grpo_cli.rewards.sandbox.unit_tests import COUNTER
 
 _ASSERTING = re.compile(r"_*(assert(?!ionerror)|raises|warns)", re.IGNORECASE)
 """Names of functions that assert: `assertEqual`, `assert_allclose`, `pytest.raises`."""
+_EXPECTING = re.compile(r"\b(raises|assertRaises(Regex)?)\)?\(")
+"""Contexts that expect an exception, which an assertion within may raise."""
 _FAILING = frozenset("fail exit quit _exit abort".split())
 """Names of functions that fail a test by being called: `self.fail`, `pytest.fail`, `sys.exit`."""
 _LEAVING = (ast.Return, ast.Continue, ast.Break)
@@ -40,8 +42,18 @@ class _Counter(ast.NodeTransformer):
         is_decision = node in self._decisions
         self.generic_visit(node)
         match node:
-            case ast.Assert(test=test) if not isinstance(test, ast.Constant):
-                node.test = self._call("checked", node.test)
+            case ast.Assert(test=ast.Constant(value=value)):
+                if not value:
+                    node.test = self._call("failing", node.test)
+                    self.count -= 1
+            case ast.Assert():
+                node.test = self._call("asserted", node.test)
+            case ast.With(items=items):
+                if any(_EXPECTING.search(ast.unparse(each.context_expr)) for each in items):
+                    expecting = ast.Attribute(
+                        ast.Name(COUNTER, ast.Load()), "expecting", ast.Load()
+                    )
+                    items.insert(0, ast.withitem(ast.Call(expecting, [], [])))
             case ast.If() | ast.While() | ast.IfExp() if is_decision:
                 node.test = self._call("checked", node.test)
             case ast.BoolOp() if is_decision:

@@ -6,12 +6,14 @@ import importlib
 import re
 import symtable
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
+from grpo_cli.errors import RewardError
 from grpo_cli.rewards.kinds.assertion_counts import count_assertions
+from grpo_cli.rewards.sandbox import unit_tests
 from grpo_cli.rewards.sandbox.child import MODULE
-from grpo_cli.rewards.sandbox.runner import Check
+from grpo_cli.rewards.sandbox.runner import Check, Step
 from grpo_cli.rewards.sandbox.unit_tests import COUNTER
 
 _CONSTRUCTORS: Mapping[str, Any] = {
@@ -50,13 +52,18 @@ _PROGRAM = frozenset(
 )
 """Modules that tests import what they test from."""
 
+_UNSUPPORTED = frozenset("usefixtures xfail assertWarns assertWarnsRegex assertLogs".split())
+"""What tests call to no effect, or to none that reaches the program's process."""
+_OTHER_DECORATOR = re.compile(r"^(?!pytest|mark|fixture).", re.MULTILINE)
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
 
 @dataclass(frozen=True)
 class ProgramTest:
-    """One test."""
+    """A run of a program, with one test or more."""
 
-    expected: Any = None
-    """What has to equal the check's value, which is None of statements; without a check, what is printed."""
+    expected: list[Any]
+    """What has to equal the values of the check's tests, None for statements; without a check, what is printed."""
     check: Check | None = None
     stdin: str = ""
 
@@ -134,17 +141,91 @@ def _is_test(part: ast.stmt) -> bool:
     return isinstance(part, ast.FunctionDef) and part.name.startswith("test")
 
 
+def find_unsupported(body: Sequence[ast.stmt]) -> str:
+    """Return a form of tests that cannot be run; empty if there is none."""
+    nodes = _walk(body)
+    functions = [node for node in nodes if isinstance(node, ast.FunctionDef)]
+    fixtures = {each.name for each in functions if "fixture" in _write_decorators(each)}
+    marked = _write_decorators(*(node for node in nodes if isinstance(node, _DEFINITIONS)))
+    known = {"self", "cls", *fixtures, *re.findall(r"\w+", marked)}
+    called = _names(body, ast.Load) | {
+        each.attr for each in nodes if isinstance(each, ast.Attribute)
+    }
+    for node in nodes:
+        match node:
+            case ast.AsyncFunctionDef() | ast.Attribute(value=ast.Name(id="asyncio")):
+                return "coroutines (`async def`, `asyncio`)"
+            case ast.Attribute(value=ast.Name(id="pytest"), attr=name):
+                if not hasattr(unit_tests, name):
+                    return f"`pytest.{name}`"
+            case ast.ImportFrom(module="pytest", names=names):
+                for each in names:
+                    if not hasattr(unit_tests, each.name):
+                        return f"`pytest.{each.name}`"
+            case ast.Attribute(attr=name) if name in _UNSUPPORTED:
+                return f"`{name}`"
+            case ast.Call(func=function) if ast.unparse(function).endswith("fixture"):
+                for keyword in node.keywords:
+                    if keyword.arg not in ("scope", "autouse"):
+                        return f"`{keyword.arg}` of `pytest.fixture`"
+            case ast.FunctionDef(name=name, args=args) if name not in called:
+                is_marked = not re.search(_OTHER_DECORATOR, _write_decorators(node))
+                if (_is_test(node) or name in fixtures) and is_marked:
+                    for arg in args.args[: len(args.args) - len(args.defaults)]:
+                        if arg.arg not in known:
+                            return f"the fixture `{arg.arg}`"
+    return ""
+
+
+def _write_decorators(*nodes: Any) -> str:
+    return "\n".join(ast.unparse(each) for node in nodes for each in node.decorator_list)
+
+
 def _executed(body: Sequence[ast.stmt]) -> list[ast.stmt]:
     """Return what is more than definitions."""
-    definitions = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-    return [part for part in body if not isinstance(part, definitions)]
+    return [part for part in body if not isinstance(part, _DEFINITIONS)]
 
 
-def read_code(body: list[ast.stmt], function: str | None) -> list[ProgramTest]:
-    """Read one test per assertion if all else between them is preparation; else one in all."""
+def read_code(texts: Sequence[list[ast.stmt]], function: str | None) -> ProgramTest:
+    """Return texts as one run: each assertion between statements that prepare is a test; else a text is one.
+
+    Texts that assert nothing prepare the next ones.
+    """
+    steps: list[Step] = []
+    expected: list[Any] = []
+    whole: list[ast.stmt] = []
+    asserting: set[str] = set()
+    for text in texts:
+        body = _add_function(text, function)
+        whole += body
+        collected = _collect(body)
+        if body and isinstance(body[-1], ast.Assert) and not collected:
+            for statement in body:
+                step, value = _read_statement(statement)
+                steps.append(step)
+                expected += [value] if step.asserts or step.expected else []
+            continue
+        code = count_assertions(_write(body))
+        calls = asserting & _names(_executed(body), ast.Load)
+        is_test = bool(collected or calls or (COUNTER in code and _runs_something(body)))
+        steps.append(Step(code, asserts=is_test, collected=collected))
+        expected += [None] * is_test
+        if COUNTER in code or asserting & _names(body, ast.Load):
+            asserting |= {each.name for each in body if isinstance(each, _DEFINITIONS)}
+    if form := find_unsupported(whole):
+        raise RewardError(
+            f"the tests use {form}, which the sandbox does not have: {_write(whole)!r:.60}. "
+            "Fix: write these tests as assertions, or leave the row out"
+        )
+    names, imports = _find_names(whole)
+    return ProgramTest(expected, Check(names, [Step(imports), *steps]))
+
+
+def _add_function(body: list[ast.stmt], function: str | None) -> list[ast.stmt]:
+    """Return a text that also calls HumanEval's `check(candidate)`, or imports the function that it tests."""
     defined = {part.name for part in body if isinstance(part, ast.FunctionDef)}
     if function and "check" in defined:
-        # HumanEval's `check(candidate)`, which somebody else has to call.
+        # Which somebody else has to call.
         body = [part for part in body if ast.unparse(part) != f"check({function})"]
         if not any("check(" in ast.unparse(part) for part in body if isinstance(part, ast.Expr)):
             call = f"import {MODULE} as _program\ncheck(_program.{function})"
@@ -152,39 +233,12 @@ def read_code(body: list[ast.stmt], function: str | None) -> list[ProgramTest]:
     elif function in {*dir(builtins), *_HELPERS} & _names(body, ast.Load) - _find_requested(body):
         # Not taken from a program unless this is asked for.
         body = [*ast.parse(f"from {MODULE} import {function}").body, *body]
-    tests = []
-    setup: list[ast.stmt] = []
-    for statement in body:
-        if isinstance(statement, ast.Assert):
-            tests.append(_read_assertion(setup, statement))
-            setup += repeat(setup, [statement])
-        else:
-            setup.append(statement)
-    collected = _collect(body)
-    if tests and isinstance(body[-1], ast.Assert) and not collected:
-        return tests
-    check = _isolate(body, collected=collected)
-    asserts = COUNTER in check.setup and (collected or _runs_something(body))
-    return [ProgramTest(check=check)] if asserts else []
+    return body
 
 
 def _names(body: Sequence[ast.AST], context: type[ast.expr_context]) -> set[str]:
     nodes = (node for node in _walk(body) if isinstance(node, ast.Name))
     return {node.id for node in nodes if isinstance(node.ctx, context)}
-
-
-def repeat(setup: Sequence[ast.stmt], body: Sequence[ast.stmt]) -> list[ast.stmt]:
-    """Return statements that evaluate again, whatever comes of it, what is asserted of objects that `setup` made.
-
-    `assert s.pop() == 2` changes what the next assertion sees.
-    """
-    anything = ast.ExceptHandler(ast.Name("Exception", ast.Load()), None, [ast.Pass()])
-    made = _names(setup, ast.Store)
-    return [
-        ast.Try([ast.Expr(each.test)], [anything], [], [])
-        for each in body
-        if isinstance(each, ast.Assert) and made & _names([each.test], ast.Load)
-    ]
 
 
 def _runs_something(body: Sequence[ast.stmt]) -> bool:
@@ -193,47 +247,59 @@ def _runs_something(body: Sequence[ast.stmt]) -> bool:
     return any(isinstance(node, ast.Call | ast.Assert | ast.Raise) for node in run)
 
 
-def _read_assertion(setup: list[ast.stmt], statement: ast.Assert) -> ProgramTest:
-    match statement.test:
-        case ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]):
+def _read_statement(statement: ast.stmt) -> tuple[Step, Any]:
+    """Return a statement as a step, and what its value has to equal if it is an assertion."""
+    match statement:
+        case ast.Assert(test=ast.Compare(left=left, ops=[ast.Eq()], comparators=[right])):
             for expression, expected in ((left, right), (right, left)):
                 known, value = compute(expected)
                 if known:
-                    check = replace(_isolate(setup, expression), expected=ast.unparse(expected))
-                    return ProgramTest(value, check)
-    return ProgramTest(check=_isolate([*setup, statement]))
+                    return Step(ast.unparse(expression), ast.unparse(expected)), value
+    code = count_assertions(ast.unparse(statement))
+    return Step(code, asserts=isinstance(statement, ast.Assert)), None
 
 
 def _walk(body: Sequence[ast.AST]) -> list[ast.AST]:
     return [node for part in body for node in ast.walk(part)]
 
 
-def _isolate(
-    body: Sequence[ast.stmt], expression: ast.expr | None = None, collected: Sequence[str] = ()
-) -> Check:
-    """Return a check that imports what it uses of the library, and takes from the program what is left."""
-    value = ast.unparse(expression) if expression else ""
-    setup = ast.unparse(ast.Module(body=list(body), type_ignores=[]))
-    missing = _find_undefined(f"{setup}\n{value}")
+def _write(body: Sequence[ast.stmt]) -> str:
+    return ast.unparse(ast.Module(body=list(body), type_ignores=[]))
+
+
+def _find_names(body: Sequence[ast.stmt]) -> tuple[list[str], str]:
+    """Return the names that code takes from the program, and imports of what it uses of the library."""
+    missing = _find_undefined(_write(body))
     imports = {}
-    parts = [*body, expression] if expression else body
-    requested = _find_requested(parts)
-    for node in _walk(parts):
+    requested = _find_requested(body)
+    for node in _walk(body):
         match node:
             case ast.Attribute(value=ast.Name(id=name), attr=attribute) if name in missing:
                 if name in _LIBRARY and _has(_LIBRARY[name], attribute):
                     imports[name] = f"import {_LIBRARY[name]} as {name}\n"
     missing -= imports.keys()
+    helpers = missing & _HELPERS.keys()
+    if not requested:
+        helpers -= _find_tested(body, missing, helpers)
     if requested or missing - _HELPERS.keys():
-        helpers = missing & _HELPERS.keys()
         imports |= {name: f"from {_HELPERS[name]} import {name}\n" for name in helpers}
     lines = "".join(imports[name] for name in sorted(imports))
-    return Check(
-        names=sorted(requested | missing - imports.keys()),
-        setup=lines + (setup if expression else count_assertions(setup)),
-        collected=list(collected),
-        expression=value,
-    )
+    return sorted(requested | missing - imports.keys()), lines
+
+
+def _find_tested(body: Sequence[ast.stmt], missing: set[str], helpers: set[str]) -> set[str]:
+    """Return the helpers that assertions use beside no other name of the program: they are what is tested."""
+    setup: set[str] = set()
+    tested, helping = set(), set()
+    for statement in body:
+        used = _names([statement], ast.Load) & missing
+        if not isinstance(statement, ast.Assert):
+            setup |= used
+        elif (used | setup) <= helpers:
+            tested |= used
+        else:
+            helping |= used
+    return tested - helping - setup
 
 
 def _find_requested(body: Sequence[ast.AST]) -> set[str]:

@@ -34,9 +34,11 @@ class CodeParams(RewardParams):
     Only text after `</think>` is read. The reward does not apply to a row without tests; tests
     that cannot be parsed are an error. A test is an input and an output (compared with the printed
     output or, if the row names a function, with its return value), an assertion, a function `check(candidate)` as
-    HumanEval has it, or a file of test functions or classes. Each test runs the program in a new process with an
-    empty folder, no environment variables, and no access to the rest of the machine, unless the kernel lacks the
-    means (see below).
+    HumanEval has it, or a file of test functions or classes. Code runs in order and in one process, and what an
+    assertion changes stays. If a text ends with an assertion, each that is not in a block is a test, and the
+    others go on if it fails; any other text is one test. The program runs in a new process with an empty folder,
+    no environment variables, and no access to the rest of the machine, unless the kernel lacks the means (see
+    below). If it ends or exceeds a limit, the assertions that are left fail.
     Range: {0, 1}, or [0, 1] with `credit: share`.
 
     Protection: time, memory, threads, output and files are limited on every system. On Linux, if the
@@ -68,7 +70,9 @@ class CodeParams(RewardParams):
     result. Assertions are `assert`, functions named so (`self.assertEqual`, `assert_allclose`, `pytest.raises`),
     and what decides between going on and `raise`, `assert False`, `fail()` or `exit()`, such as
     `if f(2) != 4: sys.exit(1)`. They count where they run, also in functions that the test or the program calls;
-    each test function or method that has some needs one. A test that calls `exit` fails whatever the code.
+    each test function or method that has some needs one. A test that calls `exit` fails whatever the code. An
+    assertion that fails fails its test, even if the test catches the exception; in `pytest.raises` and
+    `assertRaises` it may.
 
     Tests that can be forged: a test that asks the program to judge itself. It may take its cases from the program,
     call helpers that the program defines (HumanEval's `poly` and `encode_cyclic`), compare identity (`is`) with
@@ -81,8 +85,10 @@ class CodeParams(RewardParams):
     that empties `x`. A test cannot derive a class from one of the program's, receive coroutines, or redirect the
     program's input and output. An assertion that fails in a function which the program calls fails the test,
     even if the program catches the exception. Test functions and classes (`test_…`, `unittest.TestCase`) are run,
-    with `pytest.raises`, `approx`, `fixture` and `mark.parametrize`; imports from `solution`, `main` and the like
-    are the program's names.
+    with `pytest.raises`, `approx`, `fixture` (`scope`, `autouse`) and `mark.parametrize`; imports from `solution`,
+    `main` and the like are the program's names. A row is an error if its tests use anything else of pytest
+    (`warns`, `mark.xfail`, its own fixtures such as `capsys`, `params` of a fixture), `assertWarns`, `assertLogs`
+    or `async def`.
 
     Source: the test formats of APPS (Hendrycks et al. 2021), MBPP (Austin et al. 2021) and
     HumanEval (Chen et al. 2021).
@@ -108,7 +114,7 @@ class CodeParams(RewardParams):
     word by word with a tolerance for numbers (1e-6), which then also applies to return values; two integers
     are compared exactly."""
     seconds_per_test: Number = Field(default=5.0, gt=0, le=600)
-    """Time limit of a test (wall-clock), from the program's first line to its end."""
+    """Time limit of a test (wall-clock), from the program's first line or the end of the test before it."""
     memory_mib: Integer = Field(default=512, ge=64)
     """Address space of the program, in MiB; not limited on macOS."""
     output_kib: Integer = Field(default=64, ge=1, le=65536)
@@ -160,7 +166,7 @@ class CodeParams(RewardParams):
             )
         if tests and all(looks_like_call(test) for test in tests):
             seen = (
-                f"programs read {tests[0].stdin!r:.60} from stdin and have to print {tests[0].expected!r:.60}: "
+                f"programs read {tests[0].stdin!r:.60} from stdin and have to print {tests[0].expected[0]!r:.60}: "
                 "these look like the argument and the result of a function"
             )
             fix = (
@@ -181,7 +187,7 @@ class CodeParams(RewardParams):
         """Return the packages that tests import and do not find."""
         from grpo_cli.rewards.sandbox.child import MODULE
 
-        codes = [test.check.setup for test in tests if test.check]
+        codes = [step.code for test in tests if test.check for step in test.check.steps]
         imported = {name for code in codes for name in _IMPORT.findall(code)}
         return (
             [] if self.packages else sorted(imported - sys.stdlib_module_names - {"pytest", MODULE})

@@ -21,7 +21,6 @@ from grpo_cli.rewards.kinds.assertions import (
     compute,
     read_code,
     read_doctest,
-    repeat,
 )
 from grpo_cli.rewards.sandbox.child import MODULE
 from grpo_cli.rewards.sandbox.runner import Check, Limits, run_program
@@ -48,34 +47,48 @@ class TestRunner:
 
     def run(self, program: bytes, tests: Sequence[ProgramTest]) -> Score:
         """Run a program's tests until it can gain no more."""
-        passed, first = 0, ""
-        used = {name for test in tests if test.check for name in test.check.names}
-        for number, test in enumerate(tests, 1):
-            fault = self._run_test(program, test, sorted(used))
-            passed += not fault
-            first = first or (f"test {number}: {fault}" if fault else "")
+        faults: list[str] = []
+        for test in tests:
+            faults += self._run_test(program, test)
+            fault = next(filter(None, faults), "")
             if fault and (self.credit == "all" or fault.startswith(_HOPELESS)):
                 break
-        summary = f"{passed} of {len(tests)} tests"
-        value = passed / len(tests) if self.credit == "share" else float(passed == len(tests))
-        return Score(value, f"{summary}: {first}" if first else summary)
+        first = next(
+            (f": test {number}: {fault}" for number, fault in enumerate(faults, 1) if fault), ""
+        )
+        passed, count = faults.count(""), sum(len(test.expected) for test in tests)
+        value = passed / count if self.credit == "share" else float(passed == count)
+        return Score(value, f"{passed} of {count} tests{first}")
 
-    def _run_test(self, program: bytes, test: ProgramTest, used: list[str]) -> str:
+    def _run_test(self, program: bytes, test: ProgramTest) -> list[str]:
+        """Return why each test failed; empty for one that passed."""
         # Room for all that may rightly be written, in the longer form of reports.
         room = self.limits.output_bytes + 4 * len(repr(test.expected))
         limits = replace(self.limits, output_bytes=room)
         stdin = test.stdin.encode(errors="replace")
-        check = test.check and replace(test.check, classes=used)
+        # Of numbers, those that are nearly equal are told apart here.
+        stop = self.credit == "all" and self.compare != "float"
+        check = test.check and replace(test.check, stop=stop)
         result = run_program(program, limits, stdin=stdin, check=check)
+        reports = result.reports if check else [(result.stdout.decode(errors="replace"), "")]
+        count = len(test.expected)
+        faults = [
+            error or self._find_fault(value, expected, check)
+            for (value, error), expected in zip(reports, test.expected, strict=False)
+        ]
         if result.reason:
-            return result.reason
-        printed = result.stdout.decode(errors="replace")
-        verb, value = ("got", result.value) if test.check else ("printed", printed)
-        if self._is_right(value, test.expected, test.check):
+            # It ended in the next test, or in the last after its report.
+            faults = [*faults[: count - 1], result.reason]
+        return faults + ["not run"] * (count - len(faults))
+
+    def _find_fault(self, value: Any, expected: Any, check: Check | None) -> str:
+        if self._is_right(value, expected, check):
             return ""
-        if not test.check and not printed:
-            return f"expected {_show(test.expected)}, printed nothing; tests of functions need `function`"
-        return f"expected {_show(test.expected)}, {verb} {_show(value)}"
+        if not check and not value:
+            return (
+                f"expected {_show(expected)}, printed nothing; tests of functions need `function`"
+            )
+        return f"expected {_show(expected)}, {'got' if check else 'printed'} {_show(value)}"
 
     def _is_right(self, value: Any, expected: Any, check: Check | None) -> bool:
         if check is None:
@@ -167,27 +180,22 @@ def read_tests(cell: Any, function: str | None) -> list[ProgramTest]:
 
 
 def _read_texts(texts: Sequence[str], function: str | None) -> list[ProgramTest]:
-    """Read assertions; texts that assert nothing prepare the next ones, and are an error if all are such."""
-    tests: list[ProgramTest] = []
-    before: list[ast.stmt] = []
-    for text in texts:
-        body = [*before, *_parse(text)]
-        read = read_code(body, function)
-        tests += read
-        own = body[len(before) :]
-        before = [*before, *(repeat(before, own) if read else own)]
-    if not tests and any(text.strip() for text in texts):
+    """Read assertions; it is an error if all texts assert nothing."""
+    if not any(text.strip() for text in texts):
+        return []
+    test = read_code([_parse(text) for text in texts], function)
+    if not test.expected:
         raise RewardError(
             f"the tests assert nothing, so every program would pass: {texts[0]!r:.60}; tests are {_FORMS}; "
             "a function that asserts must be called, or `function` be set if it is HumanEval's `check`"
         )
-    if any(test.check and not test.check.names for test in tests):
+    if test.check and not test.check.names:
         raise RewardError(
             f"the tests use nothing that a program defines: {texts[0]!r:.60}; names of the tests' own, and of "
             "Python's, are not taken from a program. Fix: if the function is named like one of Python's, set "
             f"`function` to the column with its name, or import it in the tests (`from {MODULE} import sum`)"
         )
-    return tests
+    return [test]
 
 
 def _read_mapping(cell: Mapping[str, Any], function: str | None) -> list[ProgramTest]:
@@ -215,7 +223,7 @@ def _pair(inputs: Any, outputs: Any, function: str | None, is_many: bool) -> lis
 
 def _make_test(inputs: Any, expected: Any, function: str | None) -> ProgramTest:
     if function is None:
-        return ProgramTest(_join_lines(expected), stdin=_join_lines(inputs))
+        return ProgramTest([_join_lines(expected)], stdin=_join_lines(inputs))
     if isinstance(inputs, str):
         # LiveCodeBench: one argument a line, as JSON, and so the result.
         try:
@@ -225,14 +233,14 @@ def _make_test(inputs: Any, expected: Any, function: str | None) -> ProgramTest:
             raise RewardError(f"arguments and results should be JSON ({error})") from error
     arguments = list(inputs) if isinstance(inputs, list | tuple) else [inputs]
     check = Check([function, "Solution"], function=function, arguments=arguments)
-    return ProgramTest(expected, check)
+    return ProgramTest([expected], check)
 
 
 def looks_like_call(test: ProgramTest) -> bool:
     """Return whether a test of what is printed looks like a call: all lines are literals, some lists or texts."""
     if test.check or not test.stdin.strip():
         return False
-    lines = [*test.stdin.strip().split("\n"), str(test.expected).strip()]
+    lines = [*test.stdin.strip().split("\n"), str(test.expected[0]).strip()]
     try:
         return all(_is_literal(line) for line in lines) and any(
             line[:1] in "[{('\"" for line in lines

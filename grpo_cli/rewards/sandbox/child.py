@@ -18,6 +18,7 @@ from grpo_cli.rewards.sandbox.values import describe_result, encode, send, text_
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import ModuleType
     from typing import Any
 
@@ -161,10 +162,8 @@ def _run_test(job: SimpleNamespace, replies: int, requests: int, program: int) -
     try:
         if fault := peer.await_program():
             _fail(job.report, fault)
-        value = encode(_evaluate(peer, check), describe_result)
-        if peer.refusal:
-            _fail(job.report, peer.refusal)
-        send(job.report, {"value": value})
+        for report in _run_check(peer, check):
+            send(job.report, report)
         _leave(0)
     except Ended:
         code = os.waitstatus_to_exitcode(os.waitpid(program, 0)[1])
@@ -174,17 +173,45 @@ def _run_test(job: SimpleNamespace, replies: int, requests: int, program: int) -
         _fail(job.report, peer.refusal or _describe(error))
 
 
-def _evaluate(peer: "TestPeer", check: "dict[str, Any]") -> "Any":
-    """Return the value of a test: of its expression, or of its call."""
-    from grpo_cli.rewards.sandbox import unit_tests
-
-    found = peer.names(check["names"], check["classes"])
+def _run_check(peer: "TestPeer", check: "dict[str, Any]") -> "Iterator[dict[str, object]]":
+    """Run tests and yield a report of each, with its value or error."""
+    found = peer.names(check["names"])
     if not found:
         raise NameError(f"name {check['names'][0]!r} is not defined")
     if name := check["function"]:
         # Or the method of its class `Solution`.
         function = found[name] if name in found else getattr(found["Solution"](), name)
-        return function(*check["arguments"])
+        yield {"value": _encode(peer, function(*check["arguments"]))}
+        return
+    names = _make_test_names(found)
+    for step in check["steps"]:
+        is_test = step["asserts"] or step["expected"]
+        is_right = False
+        try:
+            is_right, value = _run_step(step, names)
+            report = {"value": _encode(peer, value)}
+        except BaseException as error:
+            if not is_test or peer.refusal == peer.ENDED:
+                raise
+            is_right, report = False, {"error": (peer.refusal or _describe(error))[:_REASON]}
+        peer.refusal = ""
+        if is_test:
+            yield report
+            if check["stop"] and not is_right:
+                return
+
+
+def _encode(peer: "TestPeer", value: "Any") -> object:
+    encoded = encode(value, describe_result)
+    if peer.refusal:
+        raise RuntimeError(peer.refusal)
+    return encoded
+
+
+def _make_test_names(found: "dict[str, Any]") -> "dict[str, Any]":
+    """Return the names that tests begin with: what the program defines, which they can also import."""
+    from grpo_cli.rewards.sandbox import unit_tests
+
     module, solution = type(sys)("test"), type(sys)(MODULE)
     solution.__dict__.update(found)
     names = module.__dict__
@@ -194,13 +221,26 @@ def _evaluate(peer: "TestPeer", check: "dict[str, Any]") -> "Any":
         # Of the program only where the test imports it.
         del names[name]
     sys.modules.update({MODULE: solution}, test=module, __main__=module, pytest=unit_tests)
-    exec(compile(check["setup"], "test.py", "exec", dont_inherit=True), names)
-    unit_tests.run(names, check["collected"])
-    if not check["expression"]:
-        return assertions.require(0)
-    value, expected = (eval(check[part], names) for part in ("expression", "expected"))
-    # Here, where the classes of libraries are known.
-    return expected if value == expected else value
+    return names
+
+
+def _run_step(step: "dict[str, Any]", names: "dict[str, Any]") -> "tuple[bool, Any]":
+    """Return whether a step passed, and the value of its expression."""
+    from grpo_cli.rewards.sandbox import unit_tests
+
+    assertions = names[unit_tests.COUNTER]
+    before = assertions.start()
+    if step["expected"]:
+        value, expected = (eval(step[part], names) for part in ("code", "expected"))
+        assertions.require_no_failure()
+        # Here, where the classes of libraries are known.
+        return (True, expected) if value == expected else (False, value)
+    exec(compile(step["code"], "test.py", "exec", dont_inherit=True), names)
+    unit_tests.run(names, step["collected"])
+    if step["asserts"]:
+        assertions.require(before)
+    assertions.require_no_failure()
+    return True, None
 
 
 def _read(descriptor: int, size: int) -> bytes:

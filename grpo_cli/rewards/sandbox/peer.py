@@ -350,15 +350,15 @@ class ProgramPeer(Peer):
             parts = parts[0], make_error(*parts[1]), None
         if what != "names":
             return super().do(what, target, *parts)
-        used, everywhere = parts
-        names = vars(target)
-        classes = [names[name] for name in everywhere if isinstance(names.get(name), type)]
+        names = {name: vars(target)[name] for name in parts[0] if name in vars(target)}
         self._tested = frozenset(
             each
-            for each in classes
-            if not issubclass(each, BaseException) and each.__module__ != "builtins"
+            for each in names.values()
+            if isinstance(each, type)
+            and not issubclass(each, BaseException)
+            and each.__module__ != "builtins"
         )
-        return {name: names[name] for name in used if name in names}
+        return names
 
     def describe_object(self, value: "Any", number: int, name: str) -> object:
         """Return how an object is sent: as an instance, if the test names its class."""

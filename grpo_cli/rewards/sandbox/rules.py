@@ -81,6 +81,7 @@ class TestPeer(Peer):
     is the result of an operator that was given a value of the test: it is `informed`.
     """
 
+    ENDED = "the program ended itself"
     refusal = ""
     """Why the test cannot be passed, if an object was refused."""
     _is_naming = False
@@ -101,18 +102,13 @@ class TestPeer(Peer):
         try:
             return super().receive()
         except Ended:
-            self.refusal = "the program ended itself"
+            self.refusal = self.ENDED
             raise
 
-    def names(self, used: "list[str]", everywhere: "list[str]") -> "dict[str, Any]":
-        """Return the program's objects by those names that a test uses and the program defines.
-
-        Args:
-            used: The names.
-            everywhere: Those that may name classes.
-        """
+    def names(self, used: "list[str]") -> "dict[str, Any]":
+        """Return the program's objects by those names that a test uses and the program defines."""
         self._is_naming = True
-        found = self.ask("names", 0, used, everywhere)
+        found = self.ask("names", 0, used)
         self._is_naming = False
         found = {name: found[name] for name in used if name in found}
         for name, value in found.items():

@@ -68,23 +68,32 @@ class Limits:
 
 @dataclass(frozen=True)
 class Check:
-    """A test of a program, run in a process of its own, which calls the program's functions."""
+    """Tests of a program, run in a process of their own, which calls the program's functions."""
 
     names: list[str] = field(default_factory=list)
-    """What the program has to define, or part of it."""
-    classes: list[str] = field(default_factory=list)
-    """Names of which those of classes have instances that the test judges."""
-    setup: str = ""
-    """Statements, which must not raise."""
-    collected: list[str] = field(default_factory=list)
-    """Test functions and classes of the setup, which are run."""
-    expression: str = ""
-    """Its value is reported; what was expected, if it equals that. Without one, the setup has to assert."""
-    expected: str = "None"
+    """What the program has to define, or part of it. Instances of classes among them are judged by the tests."""
+    steps: list["Step"] = field(default_factory=list)
+    """What is run, in this order; what a step changes is seen by those after it."""
+    stop: bool = False
+    """Whether to end at the first test that fails."""
     function: str = ""
     """If given, only this function is called, and its result reported."""
     arguments: list[Any] = field(default_factory=list)
     """Of that call; plain data."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A part of the code of tests."""
+
+    code: str
+    """Statements; an expression if `expected` is given."""
+    expected: str = ""
+    """A test: its value is reported, or that of this expression if it equals that."""
+    asserts: bool = False
+    """Whether the statements are a test, which has to assert; others must not raise."""
+    collected: list[str] = field(default_factory=list)
+    """Test functions and classes that are run after the statements."""
 
 
 @dataclass(frozen=True)
@@ -94,8 +103,8 @@ class ProgramResult:
     stdout: bytes
     reason: str
     """Why it did not end well; empty if it did."""
-    value: Any
-    """What the check reported, as plain data; `Opaque` if it did not come to its end."""
+    reports: list[tuple[Any, str]]
+    """The value of each test that the check ran, as plain data, and why it failed without one."""
 
 
 def run_program(
@@ -169,7 +178,7 @@ def _run(
         **asdict(limits),
         "protections": protections,
         "user": secrets.choice(_USERS),
-        "cpu_s": _cpu_seconds(limits),
+        "cpu_s": _cpu_seconds(limits, _count_tests(check)),
         "packages": _package_folders() if limits.packages else (),
         "size": len(program),
         "check_size": len(checking),
@@ -181,12 +190,18 @@ def _run(
             _nameless_file(program + checking) as source,
             _Child({**settings, "folder": folder, "source": source}, given) as child,
         ):
-            broken = child.read(limits)
+            broken = child.read(limits, _count_tests(check))
     except OSError as error:
         raise RewardError(f"the sandbox could not start a process: {error}") from error
-    value, fault = _read_report(child.pipes["report"])
-    reason = broken or fault or _explain_end(child.process.returncode, limits)
-    return ProgramResult(bytes(child.pipes["stdout"]), reason, value)
+    reports = _read_reports(child.pipes["report"])
+    reason = broken or (reports[-1][1] if reports else "")
+    reason = reason or _explain_end(child.process.returncode, settings["cpu_s"])
+    return ProgramResult(bytes(child.pipes["stdout"]), reason, reports)
+
+
+def _count_tests(check: Check | None) -> int:
+    steps = check.steps if check else []
+    return max(1, sum(step.asserts or bool(step.expected) for step in steps))
 
 
 class _Child:
@@ -236,18 +251,20 @@ class _Child:
                         os.killpg(self.process.pid, signal.SIGKILL)
                     self.process.wait()
 
-    def read(self, limits: Limits) -> str:
-        """Read until the program ends, or return which limit it broke.
+    def read(self, limits: Limits, tests: int = 1) -> str:
+        """Read until the program ends, or return which limit it broke; each test has the time limit.
 
         Raises:
             RewardError: The program was never started.
         """
-        started, ready, broken = time.monotonic(), False, ""
+        started, ready, broken = time.monotonic(), 0, ""
         deadline, next_poll = started + START_S, 0.0
         while self._selector.get_map() and not broken:
             now = time.monotonic()
-            if not ready and self.pipes["report"].startswith(READY):
-                ready, deadline = True, now + limits.seconds
+            # Without a check the program may write here: it is one test.
+            lines = self.pipes["report"].count(b"\n")
+            if min(lines, tests) > ready and self.pipes["report"].startswith(READY):
+                ready, deadline = min(lines, tests), now + limits.seconds
             if now >= deadline:
                 broken = f"took longer than {limits.seconds:g} s"
                 break
@@ -292,9 +309,9 @@ class _Child:
         return ""
 
 
-def _cpu_seconds(limits: Limits) -> int:
+def _cpu_seconds(limits: Limits, tests: int) -> int:
     """Return a second more than the clock: only programs that compute in several threads exceed it."""
-    return ceil(limits.seconds) + 1
+    return ceil(limits.seconds * tests) + 1
 
 
 @cache
@@ -312,18 +329,21 @@ def _nameless_file(content: bytes) -> Iterator[int]:
         yield file.fileno()
 
 
-def _read_report(written: bytearray) -> tuple[Any, str]:
-    """Return the value that was reported, and the error; a program may have written anything."""
-    try:
-        report = {"value": ["o"], "error": "", **json.loads(written.splitlines()[-1])}
-        return decode(report["value"]), _one_line(str(report["error"])[:300])
-    except (ValueError, TypeError, LookupError, RecursionError):
-        return Opaque("unknown"), ""
+def _read_reports(written: bytearray) -> list[tuple[Any, str]]:
+    """Return the values that were reported, and the errors; a program may have written anything."""
+    reports: list[tuple[Any, str]] = []
+    for line in bytes(written).removeprefix(READY).splitlines():
+        try:
+            report = {"value": ["o"], "error": "", **json.loads(line)}
+            reports.append((decode(report["value"]), _one_line(str(report["error"])[:300])))
+        except (ValueError, TypeError, LookupError, RecursionError):
+            reports.append((Opaque("unknown"), ""))
+    return reports
 
 
-def _explain_end(code: int, limits: Limits) -> str:
+def _explain_end(code: int, cpu_s: int) -> str:
     if code == -signal.SIGXCPU:
-        return f"used more than {_cpu_seconds(limits)} s of CPU time"
+        return f"used more than {cpu_s} s of CPU time"
     if code < 0:
         return f"ended by signal {-code}"
     return f"exit code {code}" if code else ""

@@ -15,14 +15,29 @@ COUNTER = "__assertions__"
 
 
 class Assertions:
-    """Counts the assertions of a test as they run."""
+    """Counts the assertions of a test as they run, and remembers whether one failed."""
 
     def __init__(self) -> None:
         self.count = 0
+        self.has_failed = False
+
+    def start(self) -> int:
+        """Forget the failures of an earlier test; return the assertions until now."""
+        self.has_failed = False
+        return self.count
 
     def checked(self, value: "Any") -> "Any":
         """Count a condition."""
         self.count += 1
+        return value
+
+    def asserted(self, value: "Any") -> bool:
+        """Count the condition of `assert`."""
+        return self.failing(bool(self.checked(value)))
+
+    def failing(self, value: "Any") -> "Any":
+        """Return a condition; a false one fails the test, even if the test catches the exception."""
+        self.has_failed = self.has_failed or not value
         return value
 
     def asserting(self, function: "Any") -> "Any":
@@ -31,13 +46,46 @@ class Assertions:
             return function
         if getattr(function, "__module__", None) == "test":
             return function
-        return lambda *args, **kwargs: self.checked(function(*args, **kwargs))
+
+        def call(*args: "Any", **kwargs: "Any") -> "Any":
+            before = self.has_failed
+            try:
+                value = self.checked(function(*args, **kwargs))
+            except AssertionError:
+                self.has_failed = True
+                raise
+            # What failed within was expected, as in `assertRaises(AssertionError, check, 3)`.
+            self.has_failed = before
+            return value
+
+        return call
+
+    def expecting(self) -> "_Expecting":
+        """Return the context of assertions that are expected to fail."""
+        return _Expecting(self)
 
     def require(self, before: int, function: "Any" = None) -> None:
         """Raise an exception if none ran since `count` was that; a function may be one without assertions."""
         code = getattr(function, "__code__", None)
         if self.count == before and (function is None or (code and _has_assertions(code))):
             raise AssertionError("none of the test's assertions ran")
+
+    def require_no_failure(self) -> None:
+        """Raise an exception if an assertion failed and the test caught that."""
+        if self.has_failed:
+            raise AssertionError("an assertion failed, and the test caught its exception")
+
+
+class _Expecting:
+    def __init__(self, assertions: Assertions) -> None:
+        self.assertions, self.before = assertions, assertions.has_failed
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: "Any", *_: object) -> None:
+        if kind is None:
+            self.assertions.has_failed = self.before
 
 
 def _has_assertions(code: "Any") -> bool:
@@ -47,18 +95,26 @@ def _has_assertions(code: "Any") -> bool:
 
 def run(names: "dict[str, Any]", collected: "list[str]") -> None:
     """Run functions and classes of tests; raises what the first that fails raises."""
-    for name in collected:
-        target = names[name]
+    _call_hook(names.get("setup_module"))
+    values: dict[str, dict[str, Any]] = {}
+    values["module"] = values["package"] = values["session"] = {}
+    for target in map(names.__getitem__, collected):
+        values["class"] = {}
         if not isinstance(target, type):
-            _run_function(target, names)
+            _call_hook(names.get("setup_function"), target)
+            _run_function(target, names, values)
+            _call_hook(names.get("teardown_function"), target)
         elif hasattr(target, "assertEqual"):
             _run_case(target, names[COUNTER])
         else:
+            _call_hook(getattr(target, "setup_class", None))
             for method in [each for each in dir(target) if each.startswith("test")]:
-                instance = target()
-                if setup := getattr(instance, "setup_method", None):
-                    setup(*[method] * len(_parameters(setup)))
-                _run_function(getattr(instance, method), names)
+                _run_function(getattr(target, method), names, values, target)
+
+
+def _call_hook(hook: "Any", *args: object) -> None:
+    if hook is not None:
+        hook(*args[: len(_parameters(hook))])
 
 
 def _parameters(function: "Any") -> "list[str]":
@@ -74,7 +130,11 @@ def _run_case(case: "Any", assertions: Assertions) -> None:
     class Result(unittest.TestResult):
         def startTest(self, test: "Any") -> None:  # noqa: N802
             super().startTest(test)
-            self.before = assertions.count
+            self.before, self.had_failed = assertions.count, assertions.has_failed
+
+        def addExpectedFailure(self, test: "Any", error: "Any") -> None:  # noqa: N802
+            super().addExpectedFailure(test, error)
+            assertions.has_failed = self.had_failed
 
         def addSuccess(self, test: "Any") -> None:  # noqa: N802
             assertions.require(self.before, getattr(test, test.id().rpartition(".")[2]))
@@ -87,44 +147,93 @@ def _run_case(case: "Any", assertions: Assertions) -> None:
         raise AssertionError(f"no test of {case.__name__} passed")
 
 
-def _run_function(function: "Any", names: "dict[str, Any]") -> None:
+def _run_function(
+    function: "Any", names: "dict[str, Any]", values: "dict[str, Any]", owner: "Any" = None
+) -> None:
+    """Run a test function, or a method of the class `owner`, with each row of its parameters."""
     assertions = names[COUNTER]
     before = assertions.count
-    rows = list(product(*getattr(function, "parameters", [])))
+    rows = list(product(*getattr(function, "parameters", []), *getattr(owner, "parameters", [])))
     if not rows:
         raise AssertionError("a test without parameters was not run")
     for parts in rows:
-        _call(function, names, {name: value for part in parts for name, value in part.items()})
+        instance = owner and owner()
+        bound = getattr(instance, function.__name__) if owner else function
+        row = {name: value for part in parts for name, value in part.items()}
+        fixtures = {name: value for name, value in names.items() if _is_fixture(value)}
+        for name in dir(owner) if owner else ():
+            if _is_fixture(getattr(owner, name)):
+                fixtures[name] = getattr(instance, name)
+        _call_hook(getattr(instance, "setup_method", None), bound)
+        _Fixtures(fixtures, {**values, "function": row}).run(bound)
+        _call_hook(getattr(instance, "teardown_method", None), bound)
     assertions.require(before, function)
 
 
-def _call(function: "Any", names: "dict[str, Any]", arguments: "dict[str, Any]") -> "Any":
-    """Call a test or a fixture, with the fixtures that its parameters name."""
-    for name in _parameters(function):
-        if name not in arguments:
-            if not hasattr(names.get(name), "is_fixture"):
-                raise LookupError(f"the fixture {name!r} is not available in the sandbox")
-            value = _call(names[name], names, {})
-            arguments[name] = next(value) if type(value).__name__ == "generator" else value
-    return function(**arguments)
+def _is_fixture(value: "Any") -> bool:
+    # A program's object is not asked for an attribute.
+    return type(value) is type(run) and hasattr(value, "scope")
 
 
-def fixture(function: "Any" = None, **_: object) -> "Any":
+class _Fixtures:
+    """The values of a test's parameters, by scope."""
+
+    def __init__(self, functions: "dict[str, Any]", values: "dict[str, dict[str, Any]]") -> None:
+        self.values = values
+        self._functions = functions
+        self._generators: list[Any] = []
+
+    def run(self, test: "Any") -> None:
+        """Call a test, between its fixtures' setup and teardown."""
+        for name, function in self._functions.items():
+            if function.is_autouse:
+                self._find(name)
+        self._call(test)
+        for generator in reversed(self._generators):
+            next(generator, None)
+
+    def _call(self, function: "Any") -> "Any":
+        return function(**{name: self._find(name) for name in _parameters(function)})
+
+    def _find(self, name: str) -> "Any":
+        """Return the value of a parameter: of `parametrize`, or of a fixture."""
+        if name in self.values["function"]:
+            return self.values["function"][name]
+        if name not in self._functions:
+            raise LookupError(f"the fixture {name!r} is not available in the sandbox")
+        function = self._functions[name]
+        values = self.values[function.scope]
+        if name not in values:
+            value = self._call(function)
+            if type(value).__name__ == "generator":
+                if function.scope == "function":
+                    self._generators.append(value)
+                value = next(value)
+            values[name] = value
+        return values[name]
+
+
+def fixture(
+    function: "Any" = None, *, scope: str = "function", autouse: bool = False, **_: object
+) -> "Any":
     """Mark a function whose result is passed to tests."""
-    if function is None:
-        return fixture
-    function.is_fixture = True
-    return function
+
+    def decorate(function: "Any") -> "Any":
+        function.scope, function.is_autouse = scope, autouse
+        return function
+
+    return decorate(function) if function else decorate
 
 
 class _Marks:
     """Decorators of tests, of which only `parametrize` matters."""
 
-    def parametrize(self, names: "Any", values: "Any", **_: object) -> "Callable[[Any], Any]":
-        """Run a test with each of these values."""
-        keys = [each.strip() for each in names.split(",")] if isinstance(names, str) else names
-        is_one = isinstance(names, str) and len(keys) == 1
-        rows = [[each] if is_one and type(each) is not _Parameters else each for each in values]
+    def parametrize(self, argnames: "Any", argvalues: "Any", **_: object) -> "Callable[[Any], Any]":
+        """Run a test, or those of a class, with each of these values."""
+        is_text = isinstance(argnames, str)
+        keys = [each.strip() for each in argnames.split(",")] if is_text else argnames
+        is_one = is_text and len(keys) == 1
+        rows = [[each] if is_one and type(each) is not _Parameters else each for each in argvalues]
 
         def decorate(function: "Any") -> "Any":
             named = [dict(zip(keys, row, strict=True)) for row in rows]
@@ -153,7 +262,7 @@ class _Raises:
     """The context in which an exception has to be raised."""
 
     def __init__(self, expected: "Any", match: str) -> None:
-        self.expected, self.match, self.value = expected, match, None
+        self.expected, self.pattern, self.value = expected, match, None
 
     def __enter__(self) -> "Any":
         return self
@@ -164,8 +273,12 @@ class _Raises:
         self.type, self.value = kind, error
         if not issubclass(kind, self.expected):
             return False
-        if self.match and not __import__("re").search(self.match, str(error)):
-            raise AssertionError(f"{str(error)!r} does not match {self.match!r}")
+        return not self.pattern or self.match(self.pattern)
+
+    def match(self, pattern: str) -> bool:
+        """Raise an exception unless the pattern is in the text of the exception that was raised."""
+        if not __import__("re").search(pattern, str(self.value)):
+            raise AssertionError(f"{str(self.value)!r} does not match {pattern!r}")
         return True
 
 

@@ -129,6 +129,154 @@ def test_assertions_see_what_earlier_ones_changed():
     assert score(failing, tests, credit="share").value == 0.5
 
 
+ADD = "def add(a, b): return a + b"
+SUBTRACT = "def add(a, b): return a - b"
+COUNTER = "n = 0\ndef add(a, b):\n    global n\n    n += 1\n    return a + b + n"
+STATEFUL = {
+    "counter": (COUNTER, "assert add(0, 0) == 1\nassert add(0, 0) == 2", 2),
+    "texts": (COUNTER, ["x = add(0, 0)", "assert x == 1", "assert add(0, 0) == 2"], 2),
+    "decorator": (
+        "def memo(f):\n    kept = {}\n    return lambda x: kept.setdefault(x, kept.get(x) or f(x))",
+        "calls = []\n@memo\ndef f(x):\n    calls.append(x)\n    return x * x\n"
+        "assert f(3) == 9\nassert calls == [3]",
+        2,
+    ),
+    "none of the program": (
+        ADD,
+        "x = 5\nassert x == 5\nassert True\nt = time.time()\nassert add(x, 1) == 6\nassert time.time() >= t",
+        4,
+    ),
+    "global": (
+        ADD,
+        "n = 0\ndef bump():\n    global n\n    n = add(n, 2)\nassert bump() is None\nassert n == 2",
+        2,
+    ),
+    "functions": (
+        ADD,
+        ["def test(): assert add(1, 2) == 3", "def check(f): assert f(1, 2) == 3", "check(add)"],
+        2,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_texts_run_in_order_and_keep_their_state(name):
+    program, tests, count = STATEFUL[name]
+    assert score(program, tests) == Score(1.0, f"{count} of {count} tests")
+    assert score(SUBTRACT + "\nmemo = add", tests).value == 0.0
+
+
+@pytest.mark.parametrize(
+    ("end", "passed", "reason"),
+    [
+        ("raise ValueError", 3, "ValueError"),
+        ("import sys; sys.exit(0)", 3, "the program ended itself (exit code 0)"),
+        ("return type('O', (), {})()", 3, "O is not plain data"),
+        ("import os; os._exit(0)", 1, "the program ended itself (exit code 0)"),
+        ("while True: pass", 1, "took longer than 2 s"),
+    ],
+)
+def test_assertions_go_on_after_one_that_fails(end, passed, reason):
+    tests = "\n".join(f"assert f({n}) == {n} or False" for n in range(4))
+    program = f"def f(n):\n    if n == 1:\n        {end}\n    return n"
+    result = score(program, tests, credit="share", seconds_per_test=2)
+    assert result.value == passed / 4
+    assert "test 2: " in result.reason
+    assert reason in result.reason
+
+
+def test_each_assertion_has_the_time_limit():
+    program = "import time\ndef f(n):\n    time.sleep(1.2)\n    return n"
+    tests = "\n".join(f"assert f({n}) == {n}" for n in range(3))
+    assert score(program, tests, seconds_per_test=2.5).value == 1.0
+
+
+CAUGHT = {
+    "try": "try:\n    assert add(1, 2) == 3\nexcept AssertionError:\n    print('bad')",
+    "suppress": "import contextlib\nwith contextlib.suppress(AssertionError):\n    assert add(1, 2) == 3",
+    "count": "ok = 0\nfor a, b, c in [(0, 0, 0), (1, 2, 3)]:\n    try:\n        assert add(a, b) == c\n"
+    "        ok += 1\n    except AssertionError:\n        pass\nassert ok >= 1",
+    "method": "import unittest\nclass A(unittest.TestCase):\n    def test(self):\n        try:\n"
+    "            self.assertEqual(add(1, 2), 3)\n        except AssertionError:\n            pass",
+    "constant": "try:\n    if add(1, 2) != 3:\n        assert False\nexcept Exception:\n    pass",
+    "program's exception": "try:\n    add('a', add(1, 2))\n    assert False\nexcept TypeError:\n    pass\n"
+    "assert add(1, 2) == 3",
+    "raises": "def is_positive(x):\n    assert x > 0\ndef test():\n    with pytest.raises(AssertionError):\n"
+    "        is_positive(add(-3, 2))\n    assert add(1, 2) == 3",
+    "assertRaises": "import unittest\ndef is_positive(x):\n    assert x > 0\nclass A(unittest.TestCase):\n"
+    "    def test(self):\n        self.assertRaises(AssertionError, is_positive, add(-3, 2))\n"
+    "        with self.assertRaises(AssertionError): is_positive(add(-3, 2))\n        assert add(1, 2) == 3\n"
+    "    @unittest.expectedFailure\n    def test_not(self): self.assertEqual(add(1, 2), 4)",
+}
+
+
+@pytest.mark.parametrize("name", CAUGHT)
+def test_an_assertion_that_fails_counts_though_the_test_catches_it(name):
+    right = score(ADD, CAUGHT[name])
+    assert right.value == 1.0, right.reason
+    assert score(SUBTRACT, CAUGHT[name]).value == 0.0
+
+
+PYTEST = {
+    "class": "@pytest.mark.parametrize(argnames='a, b', argvalues=[(1, 2), (2, 1)])\nclass TestA:\n"
+    "    def test(self, a, b):\n        assert add(a, b) == 3",
+    "methods": "class TestA:\n    @pytest.fixture\n    def one(self): return 1\n"
+    "    @pytest.fixture(autouse=True)\n    def two(self): self.two = 2\n"
+    "    @classmethod\n    def setup_class(cls): cls.three = 3\n"
+    "    def test(self, one):\n        assert add(one, self.two) == self.three",
+    "autouse": "state = []\n@pytest.fixture(autouse=True)\ndef state_of_one():\n"
+    "    state.append(2)\n    yield\n    state.clear()\n"
+    "def test_a():\n    assert add(1, *state) == 3\ndef test_b():\n    assert add(2, *state) == 4",
+    "scope": "@pytest.fixture(scope='module')\ndef items(): return []\n"
+    "@pytest.fixture\ndef same(items): return items\n"
+    "def test_a(items, same):\n    items.append(2)\n    assert add(1, same[0]) == 3\n"
+    "def test_b(items):\n    assert add(1, items[0]) == 3",
+    "match": "def test():\n    with pytest.raises(TypeError) as raised: add(1, '')\n"
+    "    assert raised.match('unsupported')\n"
+    "    assert add(1, 2) == 3",
+}
+
+
+@pytest.mark.parametrize("name", PYTEST)
+def test_forms_of_pytest(name):
+    right = score(ADD, f"import pytest\n{PYTEST[name]}")
+    assert right.value == 1.0, right.reason
+    assert score(SUBTRACT, f"import pytest\n{PYTEST[name]}").value == 0.0
+
+
+@pytest.mark.parametrize(
+    ("tests", "form"),
+    [
+        ("def test(capsys): assert add(1, 2) == 3", "the fixture `capsys`"),
+        ("class TestA:\n    def test(self, monkeypatch): assert add(1, 2) == 3", "`monkeypatch`"),
+        (
+            "@pytest.fixture\ndef file(tmp_path): return 1\ndef test(file): assert add(1, 2)",
+            "`tmp_path`",
+        ),
+        (
+            "@pytest.fixture(params=[1, 2])\ndef n(): return 1\ndef test(n): assert add(1, n)",
+            "`params`",
+        ),
+        ("def test():\n    with pytest.warns(UserWarning): add(1, 2)", "`pytest.warns`"),
+        (
+            "from pytest import warns\ndef test():\n    with warns(UserWarning): add(1, 2)",
+            "`pytest.warns`",
+        ),
+        ("@pytest.mark.xfail\ndef test(): assert add(1, 2) == 4", "`xfail`"),
+        (
+            "import unittest\nclass A(unittest.IsolatedAsyncioTestCase):\n"
+            "    async def test(self): self.assertEqual(await add(1, 2), 3)",
+            "`async def`",
+        ),
+        ("import asyncio\nassert asyncio.run(add(1, 2)) == 3", "`asyncio`"),
+    ],
+)
+def test_forms_that_the_sandbox_lacks_are_named(tests, form):
+    fault = CodeParams().gold_fault(Batch([""], [""], columns={"tests": [tests]}), 0)
+    assert fault.level == "error"
+    assert form in fault.seen
+
+
 def test_lists_are_not_tuples_and_constants_are_themselves():
     assert score("def f(): return [1]", "assert f() == (1,)").value == 0.0
     assert score("def f(): return 1", "assert f() is True").value == 0.0

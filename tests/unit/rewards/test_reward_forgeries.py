@@ -23,7 +23,6 @@ UNSUPPORTED = {
     "init-subclass": "a test derives a class",
     "metaclass-over-subclass": "a test derives a class",
     "vector-int-mul-list": "a test multiplies an object by a plain value, and the result is plain",
-    "decorator-swallows-test": "the second assertion needs what the first did to a function of the test",
     "test-dataclass-fields": "a program calls `type` of an object of the test",
 }
 """Right programs whose tests need more than copies; docs say so."""
