@@ -273,6 +273,10 @@ def _read_values(
             lines[name] = line
         elif name and not (is_one and flags[name]):
             flags[name].append(text)
+            if is_open(text) and re.search(r"@\]?\}?$", show(text)):
+                # The flag may be a switch, and the words after it any flags.
+                flags[text] = [text]
+                lines[text] = line
     return flags
 
 

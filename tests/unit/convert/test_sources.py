@@ -225,6 +225,13 @@ def test_what_a_shell_script_sets_under_conditions_is_named_with_its_line(script
     }
 
 
+def test_arguments_after_a_switch_may_be_its_value_or_any_flags():
+    report = convert(f'{SHELL} --use_vllm "$@"', "run.sh")
+    assert report.to_do["generation.backend"].startswith("line 1 of run.sh has `--use_vllm $@`")
+    assert report.to_do["training"].startswith("line 1 of run.sh passes `$@`")
+    assert "generation" not in report.recipe
+
+
 @pytest.mark.parametrize("name", ["swift.yaml", "swift.json"])
 def test_swift_is_told_from_a_recipe_by_keys_that_it_alone_has(name):
     text = json.dumps({"model": "org/base", "rlhf_type": "grpo", "lora_rank": 4, "no_such_key": 1})
