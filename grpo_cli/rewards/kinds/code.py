@@ -31,14 +31,15 @@ class CodeParams(RewardParams):
     """Rewards Python programs that pass their row's tests.
 
     Formula: 1 if all tests pass, else 0; with `credit: share`, the share of tests that pass.
-    Only text after `</think>` is read. The reward does not apply to a row without tests; tests
-    that cannot be parsed are an error. A test is an input and an output (compared with the printed
-    output or, if the row names a function, with its return value), an assertion, a function `check(candidate)` as
-    HumanEval has it, or a file of test functions or classes. Code runs in order and in one process, and what an
-    assertion changes stays. If a text ends with an assertion, each that is not in a block is a test, and the
-    others go on if it fails; any other text is one test. The program runs in a new process with an empty folder,
-    no environment variables, and no access to the rest of the machine, unless the kernel lacks the means (see
-    below). If it ends or exceeds a limit, the assertions that are left fail.
+    Only text after `</think>` is read. The reward does not apply to a row without tests; tests that cannot be
+    parsed are an error. A test is an input and an output (compared with the printed output or, if the row names a
+    function, with its return value), an assertion, a function `check(candidate)` as HumanEval has it, or a file
+    of test functions or classes. Code runs in order and in one process, and what a call changes in the program
+    stays; a global that holds data is a copy in the test, so test by what functions return. If a text ends with
+    an assertion, each that is not in a block is a test, and the others go on if it fails; any other text is one
+    test. The program runs in a new process with an empty folder, no environment variables, and no access to the
+    rest of the machine, unless the kernel lacks the means (see below). If it ends or exceeds a limit, the
+    assertions that are left fail.
     Range: {0, 1}, or [0, 1] with `credit: share`.
 
     Protection: time, memory, threads, output and files are limited on every system. On Linux, if the
@@ -74,11 +75,12 @@ class CodeParams(RewardParams):
     assertion that fails fails its test, even if the test catches the exception; in `pytest.raises` and
     `assertRaises` it may.
 
-    Tests that can be forged: a test that asks the program to judge itself. It may take its cases from the program,
-    call helpers that the program defines (HumanEval's `poly` and `encode_cyclic`), compare identity (`is`) with
-    what it passed, compare a result with a list that it passed and the program changed, call special methods
-    (`a.__eq__(b)`), or run in a context manager of the program, which suppresses exceptions other than a failed
-    assertion.
+    Tests that can be forged: a test that asks the program to judge itself. It may take its cases from the
+    program, call helpers that the program defines (HumanEval's `poly` and `encode_cyclic`), compare identity
+    (`is`) with what it passed, compare a result with a list that it passed and the program changed, call special
+    methods (`a.__eq__(b)`), or run in a context manager of the program, which suppresses exceptions other than a
+    failed assertion. A test that catches exceptions around its own assertion (`except Exception`) passes if a
+    call in there raises, and another assertion holds.
 
     What tests can pass: plain data, functions, and objects of classes that they define. Lists and the like that a
     function changes are changed in the test too, so compare with a copy: `f(x) == sorted(x)` is true of a function
