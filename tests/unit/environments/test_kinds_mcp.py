@@ -43,7 +43,7 @@ def test_a_missing_package_is_one_issue(monkeypatch):
     assert not params(command=["python", "-m", "server"]).problems()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     [issue] = params(command=["python", "-m", "server"]).problems()
-    assert issue.is_missing_package
+    assert issue.package
     assert "[mcp]" in issue.fix
 
 
