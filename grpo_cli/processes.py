@@ -2,14 +2,28 @@
 
 import contextlib
 import ctypes
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
+from grpo_cli.errors import (
+    GrpoError,
+    ProblemsError,
+    RecipeError,
+    RewardError,
+    RunError,
+    SetupError,
+    UsageError,
+)
+
+Result = TypeVar("Result")
+Progress = Callable[[str], None]
+_KINDS: tuple[type[GrpoError], ...] = (UsageError, SetupError, RewardError, RunError, GrpoError)
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _GRACE_S = 20.0
@@ -154,3 +168,60 @@ def _children() -> list[int]:
 
 if __name__ == "__main__":
     sys.exit(main(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]))
+
+
+def run_in_child(function: Callable[[Progress], Result], on_progress: Progress) -> Result:
+    """Run a function in a fork of this process, which has few threads yet, and return its result.
+
+    Args:
+        function: Called with what reports progress; returns what can be pickled.
+        on_progress: Called here with what is being done.
+
+    Raises:
+        RunError: The process ended without a result.
+        GrpoError: What the function raised.
+    """
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe(duplex=False)
+    process = context.Process(target=_answer, args=(there, function))
+    process.start()
+    there.close()
+    doing = "starting"
+    try:
+        while True:
+            kind, value = here.recv()
+            if kind == "result":
+                return value
+            if kind == "error":
+                number, problems, text, path = value
+                raise RecipeError(problems) if problems else _KINDS[number](text, path)
+            on_progress(doing := value)
+    except EOFError:
+        process.join()
+        raise RunError(_describe_end(process.exitcode or 0, doing)) from None
+    finally:
+        # Threads of the user's may outlive the result.
+        process.kill()
+        process.join()
+        here.close()
+
+
+def _describe_end(code: int, doing: str) -> str:
+    how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
+    fix = "find what ends it, such as `os._exit()` or a native library, and raise an error there"
+    return f"the process that tries the recipe {how} before it had a result (last: {doing}). Fix: {fix}"
+
+
+def _answer(pipe: Any, function: Callable[[Progress], Any]) -> None:
+    """Send the result of a function, or its error, and what it is doing before."""
+    stop_with_parent()
+    # Those of the parent may be a display, whose thread is not here.
+    sys.stdout = sys.stderr = sys.__stderr__
+    try:
+        pipe.send(("result", function(lambda doing: pipe.send(("doing", doing)))))
+    except GrpoError as error:
+        number = next(place for place, kind in enumerate(_KINDS) if isinstance(error, kind))
+        problems = error.problems if isinstance(error, ProblemsError) else None
+        pipe.send(("error", (number, problems, str(error), error.path)))
+    except KeyboardInterrupt:
+        os._exit(130)

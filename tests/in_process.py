@@ -29,15 +29,15 @@ from grpo_cli.cli import app
 from grpo_cli.exporting import exporting
 from grpo_cli.exporting.request import ExportRequest
 from grpo_cli.launch import supervisor
+from grpo_cli.launch import train as training
 from grpo_cli.launch.plan import LaunchPlan
+from grpo_cli.launch.prepare import PreparedRun
 from grpo_cli.launch.supervisor import Outcome
 from grpo_cli.probing.procedure import probe_run
 from grpo_cli.runs.files import finite
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.status import StatusFile
 from grpo_cli.training import session
-from grpo_cli.workflows import train as training
-from grpo_cli.workflows.prepare import PreparedRun
 from tests.forking import ForkedPopen
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

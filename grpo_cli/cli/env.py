@@ -12,8 +12,8 @@ from grpo_cli.errors import ExitCode
 from grpo_cli.units import count_noun, format_value
 
 if TYPE_CHECKING:
+    from grpo_cli.env_test.testing import EnvironmentTestResult
     from grpo_cli.environments.agents import AgentResult
-    from grpo_cli.environments.testing import EnvironmentTestResult
 
 app = typer.Typer(
     help="Tools and environments, and those of a recipe tried without a model.",
@@ -67,8 +67,8 @@ def try_environments(
     Exit code 1 if something is wrong, such as an environment that fails, or an agent that plays wrong and wins.
     """
     from grpo_cli.checks.recipe_checks import check_recipe
-    from grpo_cli.workflows.child import run_in_child
-    from grpo_cli.workflows.env_test import try_recipe
+    from grpo_cli.env_test.run import try_recipe
+    from grpo_cli.processes import run_in_child
 
     with output.stdout_to_stderr(), output.progress("checking the recipe") as report:
         checked = check_recipe(recipe, set_)

@@ -92,7 +92,7 @@ def measure(
     """
     from grpo_cli.cli.reporter import TerminalReporter
     from grpo_cli.eval.request import EvalOptions
-    from grpo_cli.workflows.evaluate import evaluate
+    from grpo_cli.eval.run import evaluate
 
     class EvalReporter(TerminalReporter):
         evaluation = staticmethod(_progress)

@@ -47,7 +47,7 @@ def export(
     json: AsJson = False,
 ) -> None:
     """Export a trained model for other tools, and verify that the export is that model."""
-    from grpo_cli.workflows import api
+    from grpo_cli import api
 
     with output.stdout_to_stderr(), output.progress("starting") as tell:
         result = api.export(

@@ -45,7 +45,7 @@ def probe(
     from grpo_cli.launch.plan import set_thread_env
     from grpo_cli.machine import is_on_cpu, read_hardware
     from grpo_cli.probing.procedure import probe_recipe
-    from grpo_cli.workflows.child import run_in_child
+    from grpo_cli.processes import run_in_child
 
     with output.stdout_to_stderr(), output.progress("checking the recipe") as report:
         hardware = read_hardware()

@@ -7,11 +7,11 @@ from contextlib import AbstractContextManager, suppress
 
 from grpo_cli.cli.output import print_findings, print_problems, print_words, progress, stderr
 from grpo_cli.issues import Issue, Level
+from grpo_cli.launch.train import RefusedError
 from grpo_cli.report.live import Follower, ProgressView, choose_view
+from grpo_cli.reporter import Reporter
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.units import count_noun, format_duration
-from grpo_cli.workflows.reporter import Reporter
-from grpo_cli.workflows.train import RefusedError
 
 _LINES: dict[Level, tuple[str, str]] = {
     "ok": ("", ""),

@@ -11,7 +11,7 @@ from grpo_cli.errors import ExitCode
 from grpo_cli.units import count_noun, format_value
 
 if TYPE_CHECKING:
-    from grpo_cli.rewards.testing import RewardTestResult
+    from grpo_cli.reward_test.testing import RewardTestResult
 
 app = typer.Typer(help="Reward kinds, and rewards tried on answers.", no_args_is_help=True)
 
@@ -51,8 +51,8 @@ def score_answers(
     Exit code 1 if the gold answer does not win, cannot be parsed, or a degenerate answer scores as well.
     """
     from grpo_cli.checks.recipe_checks import check_recipe
-    from grpo_cli.workflows.child import run_in_child
-    from grpo_cli.workflows.reward_test import try_recipe
+    from grpo_cli.processes import run_in_child
+    from grpo_cli.reward_test.run import try_recipe
 
     with output.stdout_to_stderr(), output.progress("checking the recipe") as report:
         checked = check_recipe(recipe, set_)

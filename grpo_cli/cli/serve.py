@@ -18,7 +18,7 @@ from grpo_cli.errors import RunError, UsageError
 
 if TYPE_CHECKING:
     from grpo_cli.launch.server_plan import ServerPlan
-    from grpo_cli.workflows.chat_backends import ChatBackend, Message
+    from grpo_cli.serve.chat import ChatBackend, Message
 
 Checkpoint = Annotated[str | None, typer.Option(help="A step of the run, or best.")]
 
@@ -43,7 +43,7 @@ def serve(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the command.")] = False,
 ) -> None:
     """Serve a model with vLLM: a trained one, or the server that a recipe's training samples from."""
-    from grpo_cli.workflows.serve import Listening, prepare, prepare_for_training
+    from grpo_cli.serve.plan import Listening, prepare, prepare_for_training
 
     listening = Listening(host, port, max_model_len, gpu_memory_utilization)
     if source.suffix in (".yaml", ".yml"):
@@ -97,7 +97,7 @@ def chat(
 ) -> None:
     """Chat with a trained model in the terminal, loaded here or through a server."""
     from grpo_cli.launch.server_plan import find_served
-    from grpo_cli.workflows.chat_backends import (
+    from grpo_cli.serve.chat import (
         SamplingParams,
         open_model,
         open_server,
@@ -130,7 +130,7 @@ def _converse(
 
     If stdin is not a terminal, every line is answered and nothing else is printed on stdout.
     """
-    from grpo_cli.workflows.chat_backends import say
+    from grpo_cli.serve.chat import say
 
     typed = sys.stdin.isatty()
     if typed:

@@ -14,9 +14,9 @@ from grpo_cli.errors import GrpoError, UsageError
 from grpo_cli.units import count_noun
 
 if TYPE_CHECKING:
-    from grpo_cli.workflows.sweep import SweepResult
-    from grpo_cli.workflows.sweep_job import SubmittedSweep
-    from grpo_cli.workflows.sweep_plan import Sweep, SweepRequest
+    from grpo_cli.sweep.job_array import SubmittedSweep
+    from grpo_cli.sweep.plan import Sweep, SweepRequest
+    from grpo_cli.sweep.run import SweepResult
 
 RecipeOrNone = Annotated[
     Path | None, typer.Argument(metavar="RECIPE", help="The recipe (YAML); not needed to resume.")
@@ -69,8 +69,8 @@ def sweep(
     """
     from grpo_cli.cli.reporter import TerminalReporter
     from grpo_cli.recipe.loading import load_recipe
-    from grpo_cli.workflows.sweep import check_sweep
-    from grpo_cli.workflows.sweep_plan import find_sweep
+    from grpo_cli.sweep.plan import find_sweep
+    from grpo_cli.sweep.run import check_sweep
 
     if search or range_:
         raise UsageError(
@@ -88,7 +88,7 @@ def sweep(
         request = old.request
     if slurm:
         from grpo_cli.cli.reporter import TerminalReporter
-        from grpo_cli.workflows.sweep_job import submit_sweep
+        from grpo_cli.sweep.job_array import submit_sweep
 
         reporter = TerminalReporter(quiet=quiet)
         job = submit_sweep(request, runs, parallel, reporter, old, dry_run=dry_run)
@@ -109,9 +109,9 @@ def _run(
 ) -> "SweepResult":
     """Run a sweep to its end, or read the results of its Slurm jobs; if interrupted, say how to resume it."""
     from grpo_cli.cli.reporter import TerminalReporter
-    from grpo_cli.workflows.reporter import Reporter
-    from grpo_cli.workflows.sweep import prepare_sweep, run_sweep
-    from grpo_cli.workflows.sweep_job import read_job
+    from grpo_cli.reporter import Reporter
+    from grpo_cli.sweep.job_array import read_job
+    from grpo_cli.sweep.run import prepare_sweep, run_sweep
 
     reporter = Reporter() if quiet else TerminalReporter()
     if old and old.job:
@@ -151,7 +151,7 @@ def _read_request(
 ) -> "SweepRequest":
     """Return what the flags ask for; raises `UsageError` if they do not fit together."""
     from grpo_cli.recipe.loading import load_tree
-    from grpo_cli.workflows.sweep_plan import SweepRequest, read_seeds
+    from grpo_cli.sweep.plan import SweepRequest, read_seeds
 
     if recipe is None:
         raise UsageError("no recipe is named. Fix: grpo sweep RECIPE --grid …, or --resume latest")
@@ -179,7 +179,7 @@ def _print_plan(request: "SweepRequest", slots: int, *, as_json: bool) -> None:
         plan = {"cells": len(points), "settings": points, "seeds": request.seeds, "parallel": slots}
         print_json(plan)
         return
-    from grpo_cli.workflows.sweep_plan import say_settings
+    from grpo_cli.sweep.plan import say_settings
 
     console = stdout()
     console.print(_say_size(request, slots))
@@ -189,7 +189,7 @@ def _print_plan(request: "SweepRequest", slots: int, *, as_json: bool) -> None:
 
 
 def _print_result(result: "SweepResult") -> None:
-    from grpo_cli.report.sweep import list_reasons, rank_cells, say_measured, say_progress
+    from grpo_cli.sweep.page import list_reasons, rank_cells, say_measured, say_progress
 
     console, result_json = stdout(), result.as_json()
     ranked = rank_cells(result_json)

@@ -23,9 +23,9 @@ from grpo_cli.errors import UsageError
 if TYPE_CHECKING:
     from grpo_cli.cli.reporter import TerminalReporter
     from grpo_cli.launch.plan import LaunchPlan
+    from grpo_cli.launch.prepare import PreparedRun
+    from grpo_cli.launch.submit import SubmittedJob
     from grpo_cli.runs.folder import RunFolder
-    from grpo_cli.workflows.prepare import PreparedRun
-    from grpo_cli.workflows.submit import SubmittedJob
 
 RunId = Annotated[
     str | None,
@@ -65,7 +65,7 @@ def train(
 ) -> None:
     """Train a recipe: check and probe it, create a run folder, launch, watch and summarise."""
     from grpo_cli.cli.reporter import TerminalReporter
-    from grpo_cli.workflows.prepare import ResumeRequest, prepare
+    from grpo_cli.launch.prepare import ResumeRequest, prepare
 
     request = ResumeRequest(
         resume or resume_from is not None, resume_from, force, run_id, trust_checkpoint
@@ -76,7 +76,7 @@ def train(
             "--dashboard is gone. Fix: --set logging.report_to=[trackio], and run `trackio show` beside it"
         )
     if slurm:
-        from grpo_cli.workflows.submit import run_as_job
+        from grpo_cli.launch.submit import run_as_job
 
         trust = ["--trust-checkpoint"] * trust_checkpoint
         flags = (*["--force"] * force, *trust, *["--quiet"] * quiet)
@@ -96,7 +96,7 @@ def _run(
     prepared: "PreparedRun", reporter: "TerminalReporter", *, probe: bool, as_json: bool
 ) -> int:
     from grpo_cli.cli.summary import print_summary
-    from grpo_cli.workflows.train import RefusedError, train
+    from grpo_cli.launch.train import RefusedError, train
 
     try:
         summary, code = train(prepared, reporter, probe=probe)

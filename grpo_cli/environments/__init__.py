@@ -1,5 +1,5 @@
 """What the model acts in: tools, environments, and the loop of an episode's turns.
 
-Owns their kinds, what each must implement, the tests of `grpo env test`, and the tokens of an episode. Sampling is
-`fast`'s, scoring is `rewards`'; nothing here knows a trainer or a run folder.
+Owns their kinds, what each must implement, and the tokens of an episode. Sampling is `fast`'s, scoring is
+`rewards`'; nothing here knows a trainer or a run folder.
 """

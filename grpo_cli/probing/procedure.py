@@ -35,9 +35,9 @@ from grpo_cli.probing.signal import (
 )
 from grpo_cli.probing.static_checks import check_statically
 from grpo_cli.recipe.recipe import Recipe
+from grpo_cli.reward_test.testing import RewardTestResult
 from grpo_cli.rewards.building import right_scores
 from grpo_cli.rewards.scoring import Reward, reward_columns
-from grpo_cli.rewards.testing import RewardTestResult
 from grpo_cli.runs.files import finite
 from grpo_cli.runs.folder import RunFolder
 

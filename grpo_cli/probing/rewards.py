@@ -17,11 +17,11 @@ from grpo_cli.errors import RewardError
 from grpo_cli.issues import Issue
 from grpo_cli.machine import pick_device
 from grpo_cli.probing import prompts
+from grpo_cli.reward_test.findings import LONGEST_GOLD
+from grpo_cli.reward_test.testing import try_rewards
 from grpo_cli.rewards.building import build_rewards
 from grpo_cli.rewards.contract import Batch, DescribedError, Score
-from grpo_cli.rewards.findings import LONGEST_GOLD
 from grpo_cli.rewards.scoring import Reward, has_state, read_state, reward_columns
-from grpo_cli.rewards.testing import try_rewards
 from grpo_cli.units import count_noun
 from grpo_cli.user_code import time_limit
 

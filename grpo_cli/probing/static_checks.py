@@ -14,9 +14,9 @@ from grpo_cli.data.dropped import check_dropped
 from grpo_cli.data.mixing import spread_rows
 from grpo_cli.data.prompts import SYSTEM, render_template
 from grpo_cli.data.solve_rates import find_matches, read_solve_rates
+from grpo_cli.env_test.testing import try_instances
 from grpo_cli.environments.episode import Episode
 from grpo_cli.environments.player import find_rows
-from grpo_cli.environments.testing import try_instances
 from grpo_cli.issues import Issue, Level
 from grpo_cli.machine import pick_device, read_hardware
 from grpo_cli.models.source import check_model_data
@@ -33,9 +33,9 @@ from grpo_cli.probing.rewards import check_rewards
 from grpo_cli.probing.signal import CLIPPED, DEAD, WEAK
 from grpo_cli.recipe.dataset import IMAGES
 from grpo_cli.recipe.model import ModelConfig
+from grpo_cli.reward_test.findings import unmet_condition
 from grpo_cli.rewards.building import right_answers
 from grpo_cli.rewards.contract import text_of
-from grpo_cli.rewards.findings import unmet_condition
 from grpo_cli.rewards.scoring import Condition
 from grpo_cli.units import count_noun, spread
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import trl
 
-from grpo_cli.environments import testing
+from grpo_cli.env_test import testing
 from tests.in_process import run_command
 from tests.tiny_models import make_tiny_model
 

@@ -17,8 +17,8 @@ from grpo_cli.checks.recipe_checks import check_recipe
 from grpo_cli.errors import RecipeError
 from grpo_cli.launch.server_plan import find_served
 from grpo_cli.machine import Hardware
+from grpo_cli.serve.chat import SamplingParams, open_model
 from grpo_cli.training.reference import SyncAdapterCallback
-from grpo_cli.workflows.chat_backends import SamplingParams, open_model
 from tests.integration.conftest import RECIPE, with_held_out_rows
 
 WEIGHTS = "adapter_model.safetensors"

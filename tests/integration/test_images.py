@@ -23,6 +23,7 @@ from transformers import (
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from trl import GRPOConfig, GRPOTrainer
 
+from grpo_cli.api import export
 from grpo_cli.data.build import build_datasets
 from grpo_cli.errors import RecipeError, UsageError
 from grpo_cli.fast.prompts import count_prompt_tokens, count_row_tokens, encode_unexpanded
@@ -37,15 +38,14 @@ from grpo_cli.models.processor import load_processor
 from grpo_cli.recipe.loading import load_recipe
 from grpo_cli.recipe.model import LoraConfig, ModelConfig
 from grpo_cli.runs.run import Run
-from grpo_cli.training.trainer import RunTrainer
-from grpo_cli.workflows.api import export
-from grpo_cli.workflows.chat_backends import (
+from grpo_cli.serve.chat import (
     SamplingParams,
     open_model,
     open_server,
     read_picture,
     say,
 )
+from grpo_cli.training.trainer import RunTrainer
 from tests.integration.conftest import Workshop
 from tests.integration.test_resuming import completions_of, sets, steps_of
 from tests.integration.test_strategies import REWARD, assert_same

@@ -21,7 +21,7 @@ import pytest
 from grpo_cli.launch.server_plan import Served
 from grpo_cli.models.loading import load_tokenizer
 from grpo_cli.recipe.model import ModelConfig
-from grpo_cli.workflows.chat_backends import SamplingParams, _encode, open_server, say
+from grpo_cli.serve.chat import SamplingParams, _encode, open_server, say
 from tests.in_process import run_command
 from tests.integration.conftest import LORA, RECIPE, Workshop
 from tests.integration.vllm_runs import EAGER, ENVIRONMENT, assert_ended, sets, workshop_of

@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo_cli.launch.server_plan import find_served
-from grpo_cli.workflows.chat_backends import SamplingParams, open_model
+from grpo_cli.serve.chat import SamplingParams, open_model
 from tests.integration.conftest import Workshop
 from tests.tiny_models import make_tiny_model
 

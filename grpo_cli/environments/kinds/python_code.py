@@ -12,7 +12,7 @@ from grpo_cli.recipe.base import Integer, Number
 from grpo_cli.rewards.kinds.code import LONGEST_PROGRAM, find_sandbox_faults
 
 if TYPE_CHECKING:
-    from grpo_cli.rewards.sandbox.runner import Limits
+    from grpo_cli.sandbox.runner import Limits
 
 
 class PythonCodeToolParams(ToolParams):
@@ -53,7 +53,7 @@ class PythonCodeToolParams(ToolParams):
         """Find out what protects programs on this machine (half a second, once)."""
         if faults := self.problems():
             raise EpisodeError(str(faults[0]), faults[0].path)
-        from grpo_cli.rewards.sandbox.runner import Limits
+        from grpo_cli.sandbox.runner import Limits
 
         limits = Limits(
             seconds=self.timeout_s,
@@ -65,7 +65,7 @@ class PythonCodeToolParams(ToolParams):
 
 
 def _make_function(limits: "Limits") -> Callable[[str], str]:
-    from grpo_cli.rewards.sandbox.runner import run_program
+    from grpo_cli.sandbox.runner import run_program
 
     def python_code(code: str) -> str:
         """Run a Python program and return what it prints.

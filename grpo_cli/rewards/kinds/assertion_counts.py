@@ -4,7 +4,7 @@ import ast
 import re
 from collections.abc import Iterator, Sequence
 
-from grpo_cli.rewards.sandbox.unit_tests import COUNTER
+from grpo_cli.sandbox.unit_tests import COUNTER
 
 _ASSERTING = re.compile(r"_*(assert(?!ionerror)|raises|warns)", re.IGNORECASE)
 """Names of functions that assert: `assertEqual`, `assert_allclose`, `pytest.raises`."""

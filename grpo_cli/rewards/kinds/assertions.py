@@ -11,10 +11,10 @@ from typing import Any
 
 from grpo_cli.errors import RewardError
 from grpo_cli.rewards.kinds.assertion_counts import count_assertions
-from grpo_cli.rewards.sandbox import unit_tests
-from grpo_cli.rewards.sandbox.child import MODULE
-from grpo_cli.rewards.sandbox.runner import Check, Step
-from grpo_cli.rewards.sandbox.unit_tests import COUNTER
+from grpo_cli.sandbox import unit_tests
+from grpo_cli.sandbox.child import MODULE
+from grpo_cli.sandbox.runner import Check, Step
+from grpo_cli.sandbox.unit_tests import COUNTER
 
 _CONSTRUCTORS: Mapping[str, Any] = {
     each.__name__: each for each in (set, frozenset, tuple, list, dict, sorted, float)

@@ -187,7 +187,7 @@ class CodeParams(RewardParams):
 
     def _find_foreign(self, tests: "list[ProgramTest]") -> list[str]:
         """Return the packages that tests import and do not find."""
-        from grpo_cli.rewards.sandbox.child import MODULE
+        from grpo_cli.sandbox.child import MODULE
 
         codes = [step.code for test in tests if test.check for step in test.check.steps]
         imported = {name for code in codes for name in _IMPORT.findall(code)}
@@ -202,7 +202,7 @@ class CodeParams(RewardParams):
         from concurrent.futures import ThreadPoolExecutor
 
         from grpo_cli.rewards.kinds.program_tests import TestRunner
-        from grpo_cli.rewards.sandbox.runner import Limits
+        from grpo_cli.sandbox.runner import Limits
 
         limits = Limits(
             seconds=self.seconds_per_test,
@@ -244,7 +244,7 @@ def find_sandbox_faults(*, unprotected: bool) -> list[Issue]:
     if sys.platform not in ("linux", "darwin"):
         message = f"programs cannot be confined on this system ({sys.platform})"
         return [Issue(message, "train on Linux or macOS; on Windows, in WSL 2", "kind")]
-    from grpo_cli.rewards.sandbox.runner import find_protections, is_protected
+    from grpo_cli.sandbox.runner import find_protections, is_protected
 
     try:
         if unprotected or is_protected():

@@ -22,9 +22,9 @@ from grpo_cli.rewards.kinds.assertions import (
     read_code,
     read_doctest,
 )
-from grpo_cli.rewards.sandbox.child import MODULE
-from grpo_cli.rewards.sandbox.runner import Check, Limits, run_program
 from grpo_cli.rewards.scoring import shorten
+from grpo_cli.sandbox.child import MODULE
+from grpo_cli.sandbox.runner import Check, Limits, run_program
 
 _FORMS = (
     'a list of {"input": …, "output": …}, {"inputs": […], "outputs": […]}, or assert statements '

@@ -11,7 +11,7 @@ from grpo_cli.data.prompts import Renderer
 from grpo_cli.data.rows import RowNames
 from grpo_cli.errors import RecipeError, UsageError
 from grpo_cli.recipe.dataset import PromptConfig
-from grpo_cli.workflows.chat_backends import read_picture
+from grpo_cli.serve.chat import read_picture
 
 RED = (255, 0, 0)
 

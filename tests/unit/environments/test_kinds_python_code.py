@@ -59,7 +59,7 @@ def test_a_program_harms_nothing(name, tmp_path, monkeypatch):
 
 
 def test_no_program_runs_on_a_machine_without_protection(monkeypatch):
-    runner = pytest.importorskip("grpo_cli.rewards.sandbox.runner", exc_type=ImportError)
+    runner = pytest.importorskip("grpo_cli.sandbox.runner", exc_type=ImportError)
     monkeypatch.setattr(runner, "find_protections", tuple)
     [issue] = find_kind("tools", "python_code")().problems()
     assert issue.path == "unprotected"

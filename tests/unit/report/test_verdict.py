@@ -5,7 +5,6 @@ import platform
 import random
 from dataclasses import replace
 
-from grpo_cli.analysis.cells import compare_cells
 from grpo_cli.analysis.diagnosis.diagnosis import Diagnosis
 from grpo_cli.analysis.diagnosis.rule import Symptom
 from grpo_cli.cli.summary import print_summary
@@ -14,6 +13,7 @@ from grpo_cli.report.verdict import judge
 from grpo_cli.report.wording import format_event
 from grpo_cli.runs.files import write_json
 from grpo_cli.runs.status import StatusFile
+from grpo_cli.sweep.comparison import compare_cells
 from tests.run_folders import make_finished_run, write_samples
 
 

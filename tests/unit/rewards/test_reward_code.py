@@ -660,7 +660,7 @@ def test_tests_use_programs_as_if_they_ran_beside_them(name):
 
 
 def test_machines_without_protection_run_nothing_unless_told_to(monkeypatch):
-    runner = pytest.importorskip("grpo_cli.rewards.sandbox.runner")
+    runner = pytest.importorskip("grpo_cli.sandbox.runner")
     for found in [(), ("landlock",), ("seccomp",), ("other_user",)]:
         monkeypatch.setattr(runner, "find_protections", lambda found=found: found)
         [issue] = CodeParams().problems()

@@ -13,7 +13,7 @@ from tests.unit.rewards.forgeries import ARGUABLE, CONTROLS, FORGERIES
 from tests.unit.rewards.right_programs import RIGHT
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox's limits are Linux's")
-runner = pytest.importorskip("grpo_cli.rewards.sandbox.runner", exc_type=ImportError)
+runner = pytest.importorskip("grpo_cli.sandbox.runner", exc_type=ImportError)
 
 UNSUPPORTED = {
     "class-test-subclasses": "a test derives a class from one of the program's",

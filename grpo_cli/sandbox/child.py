@@ -13,8 +13,8 @@ import resource
 import sys
 from types import SimpleNamespace
 
-from grpo_cli.rewards.sandbox import confinement
-from grpo_cli.rewards.sandbox.values import describe_result, encode, send, text_of
+from grpo_cli.sandbox import confinement
+from grpo_cli.sandbox.values import describe_result, encode, send, text_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-    from grpo_cli.rewards.sandbox.rules import TestPeer
+    from grpo_cli.sandbox.rules import TestPeer
 
 MODULE = "solution"
 """What a test imports the program's names from."""
@@ -45,7 +45,7 @@ def main() -> None:
     builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment]
     if job.check_size:
         # Now, as the confined process cannot read it; not before, as it takes time.
-        from grpo_cli.rewards.sandbox import rules, unit_tests  # noqa: F401
+        from grpo_cli.sandbox import rules, unit_tests  # noqa: F401
     try:
         # A signal to end waits until it is known which process to end.
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
@@ -138,7 +138,7 @@ def _run_alone(text: bytes, report: int) -> None:
 
 def _serve_program(text: bytes, requests: int, replies: int) -> None:
     """Run a program, and then what its test asks for, until the test ends."""
-    from grpo_cli.rewards.sandbox.peer import ProgramPeer
+    from grpo_cli.sandbox.peer import ProgramPeer
 
     module = _make_module("program")
     peer = ProgramPeer(requests, replies, module)
@@ -153,8 +153,8 @@ def _serve_program(text: bytes, requests: int, replies: int) -> None:
 
 def _run_test(job: SimpleNamespace, replies: int, requests: int, program: int) -> None:
     """Run a test, which calls what the program in process `program` defined."""
-    from grpo_cli.rewards.sandbox.peer import Ended
-    from grpo_cli.rewards.sandbox.rules import TestPeer
+    from grpo_cli.sandbox.peer import Ended
+    from grpo_cli.sandbox.rules import TestPeer
 
     peer = TestPeer(replies, requests)
     check = marshal.loads(_read(job.source, job.check_size))
@@ -210,7 +210,7 @@ def _encode(peer: "TestPeer", value: "Any") -> object:
 
 def _make_test_names(found: "dict[str, Any]") -> "dict[str, Any]":
     """Return the names that tests begin with: what the program defines, which they can also import."""
-    from grpo_cli.rewards.sandbox import unit_tests
+    from grpo_cli.sandbox import unit_tests
 
     module, solution = type(sys)("test"), type(sys)(MODULE)
     solution.__dict__.update(found)
@@ -226,7 +226,7 @@ def _make_test_names(found: "dict[str, Any]") -> "dict[str, Any]":
 
 def _run_step(step: "dict[str, Any]", names: "dict[str, Any]") -> "tuple[bool, Any]":
     """Return whether a step passed, and the value of its expression."""
-    from grpo_cli.rewards.sandbox import unit_tests
+    from grpo_cli.sandbox import unit_tests
 
     assertions = names[unit_tests.COUNTER]
     before = assertions.start()

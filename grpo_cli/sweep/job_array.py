@@ -10,15 +10,14 @@ from typing import Any
 from grpo_cli.checks.recipe_checks import CheckedRecipe
 from grpo_cli.errors import UsageError
 from grpo_cli.launch.slurm import ArrayTask, JobArray, JobRequest, plan_job, read_queue, submit
+from grpo_cli.launch.submit import check_for_nodes
 from grpo_cli.recipe.recipe import Recipe
+from grpo_cli.reporter import Reporter
 from grpo_cli.runs.files import lock_folder
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.selection import read_status
 from grpo_cli.runs.status import FINAL, Status, look_at_life
-from grpo_cli.workflows.reporter import Reporter
-from grpo_cli.workflows.submit import check_for_nodes
-from grpo_cli.workflows.sweep import SweepResult, finish_sweep, list_unfinished
-from grpo_cli.workflows.sweep_plan import (
+from grpo_cli.sweep.plan import (
     SWEEPS,
     CellRun,
     Sweep,
@@ -30,6 +29,7 @@ from grpo_cli.workflows.sweep_plan import (
     create_sweep,
     plan_sweep,
 )
+from grpo_cli.sweep.run import SweepResult, finish_sweep, list_unfinished
 
 _UNNAMED = "TIME"
 """Stands for the folder's name in the script of a dry run."""

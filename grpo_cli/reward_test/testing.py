@@ -9,7 +9,7 @@ from typing import Any
 
 from grpo_cli.errors import UsageError
 from grpo_cli.issues import Issue, Level
-from grpo_cli.rewards import findings
+from grpo_cli.reward_test import findings
 from grpo_cli.rewards.contract import Batch, RewardParams, Score, text_of
 from grpo_cli.rewards.pool import count_workers
 from grpo_cli.rewards.scoring import Reward, clip_score, reward_columns, weighted_sum

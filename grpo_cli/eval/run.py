@@ -19,8 +19,8 @@ from grpo_cli.eval.worker import measure
 from grpo_cli.launch.plan import LaunchPlan, plan_launch, set_thread_env
 from grpo_cli.machine import is_on_cpu, processes_per_machine, read_hardware
 from grpo_cli.processes import child
+from grpo_cli.reporter import Reporter
 from grpo_cli.runs.folder import RunFolder
-from grpo_cli.workflows.reporter import Reporter
 
 WORKER = "grpo_cli.eval.worker"
 _POLL_S = 0.5

@@ -5,7 +5,7 @@ but takes no part in a comparison with what the test knows (it would call itself
 of the test, by an operator, answers nothing that the test could take for its result.
 """
 
-from grpo_cli.rewards.sandbox.peer import (
+from grpo_cli.sandbox.peer import (
     ARITHMETIC,
     COMPARISONS,
     PLAIN,
@@ -16,7 +16,7 @@ from grpo_cli.rewards.sandbox.peer import (
     Remote,
     operate_on,
 )
-from grpo_cli.rewards.sandbox.values import describe_error, only_direct
+from grpo_cli.sandbox.values import describe_error, only_direct
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -25,10 +25,10 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from grpo_cli.errors import RewardError
-from grpo_cli.rewards.sandbox import rules, unit_tests  # noqa: F401
-from grpo_cli.rewards.sandbox.child import READY
-from grpo_cli.rewards.sandbox.confinement import TASKS, is_namespaced
-from grpo_cli.rewards.sandbox.values import Opaque, decode
+from grpo_cli.sandbox import rules, unit_tests  # noqa: F401
+from grpo_cli.sandbox.child import READY
+from grpo_cli.sandbox.confinement import TASKS, is_namespaced
+from grpo_cli.sandbox.values import Opaque, decode
 
 Protection = Literal["namespaces", "user_namespaces", "other_user", "landlock", "seccomp"]
 """`namespaces`: a root folder of its own in memory, no network, and process numbers of its own;
@@ -44,9 +44,11 @@ _POLL_S = 0.05
 _USERS = range(61184, 65520)
 """User ids that systemd keeps for services without a name; no file belongs to them."""
 _PROBE = b"import ctypes, decimal, json, math, random, re; print('ready')"
-_BOOT = "import sys; sys.path.insert(0, sys.argv[2]); from grpo_cli.rewards.sandbox.child import main; main()"
+_BOOT = (
+    "import sys; sys.path.insert(0, sys.argv[2]); from grpo_cli.sandbox.child import main; main()"
+)
 _OPTIONS = "-s -S -P -B -X utf8 -c".split()
-_ROOT = str(Path(__file__).parents[3])
+_ROOT = str(Path(__file__).parents[2])
 _ENVIRONMENT = {"LANG": "C.UTF-8", "PYTHONHASHSEED": "0", "HOME": ".", "TMPDIR": "."}
 
 

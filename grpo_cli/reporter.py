@@ -1,4 +1,4 @@
-"""How a workflow reports what it does; this one is silent."""
+"""How a command's work tells its progress; the command line prints it, the Python API is silent."""
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext

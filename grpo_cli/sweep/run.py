@@ -12,20 +12,19 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from grpo_cli.analysis.cells import TRAINING, CellsComparison, compare_cells
 from grpo_cli.checks.recipe_checks import CheckedRecipe, check_recipe
 from grpo_cli.errors import ExitCode, GrpoError, UsageError
 from grpo_cli.machine import read_hardware
 from grpo_cli.processes import child, run_module
 from grpo_cli.report.summary import RunReport
-from grpo_cli.report.sweep import write_sweep_page
+from grpo_cli.reporter import Reporter
 from grpo_cli.runs.files import SCHEMA_VERSION, lock_folder
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.selection import read_status
 from grpo_cli.runs.status import live_workers
-from grpo_cli.units import count_noun, format_duration
-from grpo_cli.workflows.reporter import Reporter
-from grpo_cli.workflows.sweep_plan import (
+from grpo_cli.sweep.comparison import TRAINING, CellsComparison, compare_cells
+from grpo_cli.sweep.page import write_sweep_page
+from grpo_cli.sweep.plan import (
     Cell,
     CellRun,
     Sweep,
@@ -36,6 +35,7 @@ from grpo_cli.workflows.sweep_plan import (
     create_sweep,
     plan_slots,
 )
+from grpo_cli.units import count_noun, format_duration
 
 _TICK_S = 0.5
 _LAST_BYTES = 4000

@@ -7,22 +7,22 @@ from typing import Any
 from grpo_cli.checks.arithmetic import reward_context
 from grpo_cli.checks.recipe_checks import CheckedRecipe
 from grpo_cli.data.mixing import spread_rows
-from grpo_cli.environments.agents import Totals
-from grpo_cli.environments.episode import Episode
-from grpo_cli.environments.testing import (
+from grpo_cli.env_test.testing import (
     ROWS,
     EnvironmentTestResult,
     Progress,
     try_environments,
 )
+from grpo_cli.environments.agents import Totals
+from grpo_cli.environments.episode import Episode
 from grpo_cli.errors import SetupError, UsageError
 from grpo_cli.issues import Issue
 from grpo_cli.recipe.dataset import IMAGES
 from grpo_cli.recipe.recipe import Recipe
+from grpo_cli.reward_test.run import read_training_rows
 from grpo_cli.rewards.building import build_rewards
 from grpo_cli.rewards.contract import EPISODE, Batch
 from grpo_cli.rewards.scoring import Reward, weighted_sum
-from grpo_cli.workflows.reward_test import read_training_rows
 
 
 def try_recipe(

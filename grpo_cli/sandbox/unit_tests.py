@@ -2,7 +2,7 @@
 
 from itertools import product
 
-from grpo_cli.rewards.sandbox.peer import Remote
+from grpo_cli.sandbox.peer import Remote
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -3,9 +3,9 @@
 import numpy
 import pytest
 
-from grpo_cli.analysis.cells import TRAINING, compare_cells
 from grpo_cli.analysis.estimates import crossed_mean
 from grpo_cli.runs.run import Run
+from grpo_cli.sweep.comparison import TRAINING, compare_cells
 from grpo_cli.units import count_noun
 from tests.run_folders import make_finished_run, write_samples
 

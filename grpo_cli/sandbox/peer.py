@@ -11,7 +11,7 @@ from _json import make_scanner
 from _thread import RLock
 from types import SimpleNamespace
 
-from grpo_cli.rewards.sandbox.values import (
+from grpo_cli.sandbox.values import (
     decode,
     describe_error,
     encode,

@@ -29,6 +29,7 @@ from grpo_cli.models.source import model_folder_or_id
 from grpo_cli.models.vllm_engine import adapter_rank
 from grpo_cli.recipe.comparison import hash_code
 from grpo_cli.recipe.recipe import Recipe
+from grpo_cli.reporter import Reporter
 from grpo_cli.rewards.kinds.python import PythonParams
 from grpo_cli.runs.files import write_json
 from grpo_cli.runs.folder import (
@@ -42,7 +43,6 @@ from grpo_cli.runs.folder import (
 from grpo_cli.runs.manifest import describe_origin
 from grpo_cli.runs.selection import find_started
 from grpo_cli.runs.status import StatusFile
-from grpo_cli.workflows.reporter import Reporter
 
 
 @dataclass(frozen=True)

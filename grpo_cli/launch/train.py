@@ -15,6 +15,7 @@ from typing import IO, Any
 
 from grpo_cli.errors import ExitCode, GrpoError, RunError
 from grpo_cli.issues import Issue
+from grpo_cli.launch.prepare import PreparedRun
 from grpo_cli.launch.resume import begin_attempt
 from grpo_cli.launch.supervisor import Outcome, supervise
 from grpo_cli.processes import child, run_module
@@ -22,12 +23,11 @@ from grpo_cli.recipe.episode import EpisodeConfig
 from grpo_cli.report.live import ProgressView
 from grpo_cli.report.page import write_report
 from grpo_cli.report.summary import RunReport
+from grpo_cli.reporter import Reporter
 from grpo_cli.runs.checkpoints import restore
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.status import State, Status, StatusFile
 from grpo_cli.runs.trackers import read_trackers
-from grpo_cli.workflows.prepare import PreparedRun
-from grpo_cli.workflows.reporter import Reporter
 
 
 class RefusedError(GrpoError):

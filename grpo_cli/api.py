@@ -1,4 +1,4 @@
-"""The functions of the Python API: the commands' workflows with plain arguments and results."""
+"""The functions of the Python API: what the commands do, with plain arguments and results."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo_cli.errors import RunError
-from grpo_cli.workflows.reporter import Reporter
+from grpo_cli.reporter import Reporter
 
 if TYPE_CHECKING:
     from grpo_cli.checks.recipe_checks import CheckedRecipe
@@ -110,9 +110,9 @@ def train(
     Raises:
         GrpoError: The recipe has errors, the probe refused it, or the run failed.
     """
+    from grpo_cli.launch.prepare import ResumeRequest, prepare
+    from grpo_cli.launch.train import train as supervise
     from grpo_cli.runs.run import Run
-    from grpo_cli.workflows.prepare import ResumeRequest, prepare
-    from grpo_cli.workflows.train import train as supervise
 
     reporter = reporter or Reporter()
     request = ResumeRequest(resume, None, force, run_id)
@@ -166,7 +166,7 @@ def evaluate(
         GrpoError: The source, a setting, a model, the data or a reward is wrong.
     """
     from grpo_cli.eval.request import EvalOptions
-    from grpo_cli.workflows.evaluate import evaluate as measure
+    from grpo_cli.eval.run import evaluate as measure
 
     options = EvalOptions(
         model=model,

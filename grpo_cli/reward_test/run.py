@@ -10,8 +10,8 @@ from grpo_cli.environments.episode import add_empty_records
 from grpo_cli.errors import UsageError
 from grpo_cli.models.source import read_source_template
 from grpo_cli.recipe.recipe import Recipe
+from grpo_cli.reward_test.testing import Encode, Progress, RewardTestResult, try_rewards
 from grpo_cli.rewards.building import build_rewards
-from grpo_cli.rewards.testing import Encode, Progress, RewardTestResult, try_rewards
 
 
 def try_recipe(

@@ -9,14 +9,14 @@ import pytest
 from grpo_cli.checks.recipe_checks import check_recipe
 from grpo_cli.errors import UsageError
 from grpo_cli.recipe.rewards import RewardConfig
-from grpo_cli.rewards import testing
+from grpo_cli.reward_test import testing
+from grpo_cli.reward_test.findings import check_gold_fits, check_golds
+from grpo_cli.reward_test.run import try_recipe
+from grpo_cli.reward_test.testing import FORMS, Table, TooSlowError, wrong_answers
 from grpo_cli.rewards.building import build_rewards
 from grpo_cli.rewards.contract import RewardContext, Score
-from grpo_cli.rewards.findings import check_gold_fits, check_golds
 from grpo_cli.rewards.kinds.length import CosineLengthParams
 from grpo_cli.rewards.scoring import Reward
-from grpo_cli.rewards.testing import FORMS, Table, TooSlowError, wrong_answers
-from grpo_cli.workflows.reward_test import try_recipe
 
 ROWS = [{"question": f"What is {i} plus {i}?", "answer": f"{2 * i + 100}"} for i in range(12)]
 
@@ -31,7 +31,7 @@ def attempt(tmp_path, monkeypatch):
 
     def run(rewards, lines=ROWS, budget_s=None, **options):
         limited = partial(testing.try_rewards, budget_s=budget_s)
-        monkeypatch.setattr("grpo_cli.workflows.reward_test.try_rewards", limited)
+        monkeypatch.setattr("grpo_cli.reward_test.run.try_rewards", limited)
         recipe = tmp_path / "recipe.yaml"
         data = tmp_path / "rows.jsonl"
         data.write_text("".join(json.dumps(row) + "\n" for row in lines))

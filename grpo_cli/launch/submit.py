@@ -6,12 +6,12 @@ from typing import Any
 
 from grpo_cli.checks.recipe_checks import CheckedRecipe, check_recipe
 from grpo_cli.errors import UsageError
+from grpo_cli.launch.prepare import ResumeRequest, already_exists
 from grpo_cli.launch.slurm import JobPlan, JobRequest, plan_job, submit
 from grpo_cli.machine import Hardware, read_hardware, resolve_num_processes
 from grpo_cli.recipe.loading import load_tree
+from grpo_cli.reporter import Reporter
 from grpo_cli.runs.folder import locate_run
-from grpo_cli.workflows.prepare import ResumeRequest, already_exists
-from grpo_cli.workflows.reporter import Reporter
 
 _RENDEZVOUS = (
     "launch.main_process_ip=first-node",

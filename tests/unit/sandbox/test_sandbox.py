@@ -18,10 +18,10 @@ from grpo_cli.errors import RewardError
 from grpo_cli.recipe.rewards import RewardConfig
 from grpo_cli.rewards.building import build_rewards
 from grpo_cli.rewards.contract import Batch, RewardContext, Score
-from grpo_cli.rewards.sandbox.values import Opaque, decode, encode
+from grpo_cli.sandbox.values import Opaque, decode, encode
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what is tested is Linux's")
-runner = pytest.importorskip("grpo_cli.rewards.sandbox.runner", exc_type=ImportError)
+runner = pytest.importorskip("grpo_cli.sandbox.runner", exc_type=ImportError)
 CONTEXT = RewardContext(max_completion_length=64)
 PRINTS = [{"input": "", "output": "right"}]
 FULL = () if sys.platform != "linux" else runner.find_protections()
@@ -656,7 +656,7 @@ def test_no_descriptors_are_inherited(work):
 HOST = """
 import sys, tempfile
 tempfile.tempdir = sys.argv[1]
-from grpo_cli.rewards.sandbox import runner
+from grpo_cli.sandbox import runner
 protections = tuple(sys.argv[2:])
 program = b"import ctypes, time; ctypes.CDLL(None).prctl(1, 0, 0, 0, 0); time.sleep(1e6)"
 check = runner.Check("f(1)") if protections[:1] == ("tested",) else None

@@ -10,7 +10,7 @@ from grpo_cli.rewards.contract import Score, suggest_extraction, text_of
 from grpo_cli.rewards.scoring import Condition, clip_score
 
 if TYPE_CHECKING:
-    from grpo_cli.rewards.testing import Encode, Scores, Table
+    from grpo_cli.reward_test.testing import Encode, Scores, Table
 
 MOST_UNREADABLE = 0.01
 """Share of golds that may be unreadable before it is an error."""

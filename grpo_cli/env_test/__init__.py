@@ -1,0 +1,1 @@
+"""`grpo env test`: a recipe's tools and environments tried without a model."""
