@@ -290,9 +290,9 @@ def say_failures(measured: Mapping[str, Any]) -> str:
 
 
 def say_error_shares(record: Mapping[str, Any], split: str = "") -> list[str]:
-    """Return which share of answers each reward failed on, by the metrics of training, or of `eval_`."""
+    """Return on which share of answers each reward failed or timed out, in training or in its `eval_` metrics."""
     return [
-        f"{share:.1%} of answers failed in scoring ({name})"
+        f"{share:.1%} of answers failed or timed out in scoring ({name})"
         for name, share in read_error_shares(record, split).items()
     ]
 

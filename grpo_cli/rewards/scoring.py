@@ -240,9 +240,10 @@ class Reward:
         what, inputs, row = f"a batch of {len(batch.completions)}", [], next(iter(rows), None)
         if row is not None:
             empty = "" if batch.texts[row].strip() else ", whose completion is empty"
-            what, inputs = f"{batch.row_name(row)}{empty}", _inputs(batch, row)
-            if names := list(dict.fromkeys(map(batch.row_name, rows[1:]))):
-                what += f" (also on {', '.join(names)})"
+            name, *others = dict.fromkeys(map(batch.row_name, rows))
+            what, inputs = f"{name}{empty}", _inputs(batch, row)
+            if others:
+                what += f" (also on {', '.join(others)})"
         head = f"{self} failed on {what}{self._explain(batch, row or 0, error)}"
         path = ".".join(filter(None, (self.path, getattr(error, "path", ""))))
         failure = DescribedError("\n".join([head, *inputs, *format_trace(error)]), path)

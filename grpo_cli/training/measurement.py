@@ -35,6 +35,7 @@ from grpo_cli.fast.completions import (
 from grpo_cli.recipe.dataset import IMAGES
 from grpo_cli.recipe.evaluation import EvaluationConfig
 from grpo_cli.rewards.building import right_scores
+from grpo_cli.rewards.contract import DescribedError
 from grpo_cli.rewards.scoring import Reward, reward_columns
 from grpo_cli.runs.files import SCHEMA_VERSION, write_json
 from grpo_cli.runs.metrics import STAGES, When, append_record
@@ -135,7 +136,11 @@ class Measurer:
         if not len(shard):
             return []
         columns = reward_columns(shard, self.rewards)
-        scored = score_samples(self.rewards, columns, sampled, seed, log)
+        try:
+            scored = score_samples(self.rewards, columns, sampled, seed, log)
+        except DescribedError as error:
+            # Rows are numbered within their split.
+            raise DescribedError(f"held-out rows: {error}", error.path) from error
         if not self.processor:
             return scored
         shown = [group[0].images for group in sampled] if self.player else shard[IMAGES]

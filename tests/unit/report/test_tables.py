@@ -117,10 +117,10 @@ def test_failures_of_rewards_in_training_are_told(tmp_path, capsys):
     logged = {"event": "eval", "step": 42, "eval_rewards/f/error_share": 0.75}
     append_record(run.metrics, logged)
     assert "failed f 75%" in format_event(logged)
-    failures = "25.0% of answers failed in scoring (f)"
+    failures = "25.0% of answers failed or timed out in scoring (f)"
     assert RunReport(run).scoring_failures() == {
         "in training": failures,
-        "in evaluations during training": "75.0% of answers failed in scoring (f)",
+        "in evaluations during training": "75.0% of answers failed or timed out in scoring (f)",
     }
     print_summary(RunReport(run))
     assert failures in capsys.readouterr().out

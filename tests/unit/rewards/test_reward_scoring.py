@@ -296,6 +296,6 @@ def test_texts_of_messages(value, expected):
 
 def test_all_rows_that_fail_are_named_at_once(tmp_path):
     mine = own(tmp_path, "def f(completions): return [1 / len(c) for c in completions]")
-    batch = Batch(["p"] * 5, ["", "a", "", "b", ""], columns={"row_id": [3, 4, 5, 6, 7]})
-    with pytest.raises(RewardError, match=r"failed on row 4, whose .* \(also on row 6, row 8\)"):
+    batch = Batch(["p"] * 5, ["", "a", "", "b", ""], columns={"row_id": [3, 4, 3, 6, 7]})
+    with pytest.raises(RewardError, match=r"failed on row 4, whose .* \(also on row 8\)"):
         mine.score(batch)
