@@ -28,7 +28,8 @@ from grpo_cli.convert.rewards import name_file
 from grpo_cli.convert.script import Script
 from grpo_cli.convert.script_account import ALL_SECTIONS
 from grpo_cli.convert.script_values import MISSING
-from grpo_cli.convert.shell import Command, Flags, read_command, read_flags
+from grpo_cli.convert.shell import Command, read_command
+from grpo_cli.convert.shell_flags import Flags, read_flags
 from grpo_cli.convert.shell_values import show
 from grpo_cli.convert.sources import read_python
 from grpo_cli.convert.swift import convert_swift
@@ -45,6 +46,8 @@ _CONVERTERS = {
     "axolotl": convert_axolotl,
     "ms-swift": convert_swift,
 }
+_KNOWN_SCRIPTS = ("trl", "swift", "trl/scripts/grpo.py", "open_r1/grpo.py")
+"""What a shell script starts whose own settings are known."""
 _GENERIC_FOLDERS = ("", "output", "outputs", "out", "model-out", "results", "checkpoints")
 """Output folders that do not name a training; the config's file name does."""
 _RECIPE_SIGNS = frozenset({"rewards", "extends"})
@@ -291,19 +294,20 @@ def _translate_any(
 
 def _translate_command(command: Command, source: Path, folders: tuple[Path, ...]) -> KeyReport:
     """Translate a command of a shell script: of TRL or ms-swift, or one that starts a Python script."""
-    flags = read_flags(command, source)
+    files = (Path(command.tool), source.parent / command.tool)
+    script = None
+    if command.tool not in ("trl", "swift"):
+        script = next((each for each in files if os.path.isfile(each)), None)
+    flags = read_flags(command, source, is_read=script is not None)
     tree = flags.tree
-    script = next(
-        (each for each in (Path(command.tool), source.parent / command.tool) if each.is_file()),
-        None,
-    )
-    if command.tool not in ("trl", "swift") and script is not None:
+    if script is not None:
         values = {**tree.plain(), **dict.fromkeys(flags.unset, MISSING)}
         reader = Script(*read_python(read_source(script), script), script, folders[0], values)
         _ask_for_flags(reader.report, flags, source, dict.fromkeys(flags.doubts, "training"))
         for name in tree.value.keys() & read_keys("launch")["keep"].keys():
             reader.report.tree.value[name] = tree.value[name]
             reader.report.tree.key_locations[name] = tree.key_locations[name]
+        _note(reader.report, command, source)
         return _translate_script(reader, folders)
     known: Dialect = next(
         (name for name, signs in _find_signs(tree) if signs and name != "axolotl"), "trl"
@@ -317,13 +321,27 @@ def _translate_command(command: Command, source: Path, folders: tuple[Path, ...]
         target = read_keys("script-targets").get(key) or trl.find_home(key)
         targets[name] = target or trl.find_model_key(key) or "training"
     _ask_for_flags(report, flags, source, targets)
+    if not command.tool.endswith(_KNOWN_SCRIPTS):
+        text = f"`{command.tool}` is not here, and may set more; convert where it is, or write what it sets"
+        report.to_do["training"] = ". ".join(filter(None, (report.to_do.get("training"), text)))
+        report.unread |= {*ALL_SECTIONS}
     to_do = {**report.to_do}
+    _note(report, command, source)
     report.drop_all(command.environment, "set it in the environment of `grpo train`")
     _CONVERTERS[dialect](report, folders)
     for target, text in to_do.items():
         if text not in report.to_do[target]:
             report.to_do[target] = f"{text}. {report.to_do[target]}"
     return report
+
+
+def _note(report: KeyReport, command: Command, source: Path) -> None:
+    """Record what a shell script has besides the flags of the training."""
+    for (text, line), reason in command.notes:
+        where = Location(str(source), line, 1)
+        report.tree.value[text] = Node(None, where)
+        report.tree.key_locations[text] = where
+        report.drop((text,), reason)
 
 
 def _ask_for_flags(report: KeyReport, flags: Flags, source: Path, targets: dict[str, str]) -> None:

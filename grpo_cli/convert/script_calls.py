@@ -379,6 +379,7 @@ class Calls(Expressions):
         flags: Arguments = {
             name: Object(node, name=f"--{name}") if value is MISSING else literal(node, value)
             for name, value in self._flags.items()
+            if not (name.startswith("no_") and name[3:] in self._flags)
         }
         if not self._knows_flags:
             flags["**"] = Object(node, name="flags", parts=(parser,))

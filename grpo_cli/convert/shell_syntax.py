@@ -13,11 +13,16 @@ UNKNOWN = "\0"
 """Stands before and after an expansion whose value is not in the script."""
 DOUBT = "\1"
 """Stands before and after the line and the text of a command that may change a value."""
+COMMENT = "\4"
+"""Stands before a comment between the lines of a command."""
+PROCESS = 0
+"""The branch of commands whose assignments end with their process: `( … )`, a part of a pipe, or before `&`."""
 _HERE_DOCUMENT = re.compile(r"(?<![<\d])<<-?[ \t]*(['\"]?)\\?([A-Za-z_]\w*)\1")
 _OPERATOR = re.compile(r";;&|;;|;&|;|&&|\|\||\|&|\||&|\n|\(|\)")
 _REDIRECT = re.compile(r"\d*(?:<<<|<<-?|<>|>>|>&|<&|&>>?|>\||<(?!\()|>(?!\())")
-_CONTINUED = re.compile(r"\\[ \t\r]*\n(?:[ \t]*#[^\n]*\n(?=[ \t]*(?:[-#]|\"?\$)))*")
-"""A `\\` at the end of a line, and lines of comments before the next flags."""
+_CONTINUED = re.compile(r"\\[ \t\r]*\n[ \t]*")
+_INSIDE = re.compile(r"(#[^\n]*)\n[ \t]*(?=[-#]|\"?\$)")
+"""A comment between the lines of a command, before the next flags."""
 _BREAK = re.compile(r"[\s;&|()<>]|\\[ \t\r]*\n")
 _ARRAY = re.compile(r"[A-Za-z_]\w*\+?=")
 _SURE = frozenset("cd pushd mkdir source . export declare set unset module conda echo".split())
@@ -68,6 +73,8 @@ class _Block:
     """The name of the function whose body it is."""
     steps: list[Step] = field(default_factory=list)
     """The commands outside of the function."""
+    started: int = 0
+    """The number of commands before the pipe that it is in."""
 
 
 def find_end(text: str, at: int, *, is_quoted: bool = False) -> int:
@@ -101,14 +108,17 @@ def _find_close(text: str, at: int, close: str, *, is_quoted: bool = False) -> i
 
 def read_tokens(text: str, first: int) -> Iterator[Token]:
     """Yield words and operators; redirections and comments are left out."""
-    at, is_target = 0, False
+    at, is_target, inside = 0, False, -1
     while at < len(text):
         start = at
         line = first + text.count("\n", 0, at)
         if text[at] in " \t\r":
             at += 1
         elif joined := _CONTINUED.match(text, at):
-            at = joined.end()
+            at = inside = joined.end()
+        elif at == inside and (comment := _INSIDE.match(text, at)):
+            at = inside = comment.end()
+            yield Token(COMMENT + comment[1], line)
         elif text[at] == "#":
             at = text.find("\n", at) if "\n" in text[at:] else len(text)
         elif redirect := _REDIRECT.match(text, at):
@@ -157,6 +167,7 @@ class Parser:
         self._words: list[Word] = []
         self._chain: Context = ()
         self._is_or = False
+        self._started = 0
         self._tokens = [*read_tokens(text, first)]
         self._at = 0
         while self._at < len(self._tokens):
@@ -187,19 +198,35 @@ class Parser:
                 return
         self._end_command()
         if text == "(":
-            self._open()
-        elif text == ")":
+            self._open(is_process=True)
+            return
+        if text == ")":
             self._close()
+            return
+        if text in ("|", "|&", "&"):
+            self._isolate()
+        if text in ("|", "|&"):
+            self._chain = (*self._chain, (next(_NUMBERS), PROCESS))
         elif text in ("&&", "||"):
-            before_it = self._chain if text == "&&" and not self._is_or else ()
+            conditions = tuple(pair for pair in self._chain if pair[1] != PROCESS)
+            before_it = conditions if text == "&&" and not self._is_or else ()
             first = self.steps[-1].words[0].text if self.steps else ""
             if text == "||" or not (first in _SURE or _ARRAY.match(first)):
                 self._is_or = self._is_or or text == "||"
                 self._chain = (*before_it, (next(_NUMBERS), 1))
-        elif text not in ("|", "|&"):
+        else:
             self._chain, self._is_or = (), False
             if text in (";;", ";&", ";;&") and self._blocks:
                 self._blocks[-1].is_pattern = True
+        self._started = len(self.steps)
+
+    def _isolate(self) -> None:
+        """Have the commands before a `|` or `&` run in a process of their own."""
+        at, process = len(self._branches), (next(_NUMBERS), PROCESS)
+        for index in range(self._started, len(self.steps)):
+            step = self.steps[index]
+            context = (*step.context[:at], process, *step.context[at:])
+            self.steps[index] = step._replace(context=context)
 
     def _take_word(self, token: Token) -> None:
         text = token.text
@@ -208,11 +235,11 @@ class Parser:
             if text == "in" and len(self._words) == 3 and self._words[0].text == "case":
                 self._words = []
                 self._open(is_pattern=True)
-        elif text in ("if", "{"):
+        elif text in ("if", "{", "while", "until", "for", "select"):
             self._open()
-        elif text == "do":
-            self._open(branch=1)
-        elif text in ("then", "elif", "else") and self._blocks:
+            if text in ("for", "select"):
+                self._words.append(Word(text, token.line))
+        elif text in ("then", "elif", "else", "do") and self._blocks:
             self._blocks[-1].branch += 1
         elif text in ("fi", "done", "}", "esac"):
             self._close()
@@ -220,7 +247,7 @@ class Parser:
             name = self._peek()
             self._at += 1
             self._begin_function(name)
-        elif text not in ("!", "time", "while", "until"):
+        elif text not in ("!", "time"):
             self._words.append(Word(text, token.line))
 
     def _peek(self) -> str:
@@ -233,23 +260,27 @@ class Parser:
         self._open(function=name)
 
     @property
-    def _context(self) -> Context:
+    def _branches(self) -> Context:
         block = self._blocks[-1] if self._blocks else _Block((), (), 0)
-        branch = ((block.number, block.branch),) if block.branch else ()
-        return (*block.outer, *branch, *self._chain)
+        return (*block.outer, *(((block.number, block.branch),) if block.branch else ()))
 
-    def _open(self, branch: int = 0, *, is_pattern: bool = False, function: str = "") -> None:
-        outer = () if function else self._context
-        block = _Block(outer, self._chain, next(_NUMBERS), branch, is_pattern, function, self.steps)
+    def _open(
+        self, *, is_pattern: bool = False, is_process: bool = False, function: str = ""
+    ) -> None:
+        number = next(_NUMBERS)
+        process = ((number, PROCESS),) if is_process else ()
+        outer = () if function else (*self._branches, *self._chain, *process)
+        block = _Block(outer, self._chain, number, 0, is_pattern, function, self.steps)
+        block.started = self._started
         if function:
             self.steps = []
         self._blocks.append(block)
-        self._chain, self._is_or = (), False
+        self._chain, self._is_or, self._started = (), False, len(self.steps)
 
     def _close(self) -> None:
         if self._blocks:
             block = self._blocks.pop()
-            self._chain, self._is_or = block.chain, False
+            self._chain, self._is_or, self._started = block.chain, False, block.started
             if block.function:
                 self.functions[block.function] = self.steps
                 self.steps = block.steps
@@ -257,5 +288,5 @@ class Parser:
     def _end_command(self) -> None:
         if self._words:
             text = " ".join(" ".join(word.text for word in self._words).split())
-            self.steps.append(Step(self._words, text, self._context))
+            self.steps.append(Step(self._words, text, (*self._branches, *self._chain)))
             self._words = []

@@ -4,9 +4,20 @@ Source: the Bash Reference Manual, section 3.5, Shell Expansions.
 """
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
-from grpo_cli.convert.shell_syntax import DOUBT, UNKNOWN, Context, Word, find_end, read_tokens
+from grpo_cli.convert.shell_syntax import (
+    COMMENT,
+    DOUBT,
+    PROCESS,
+    UNKNOWN,
+    Context,
+    Word,
+    find_end,
+    read_tokens,
+)
 
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\[[^]]*\])?(\+?)=(.*)", re.DOTALL)
 _LIST = re.compile(r"(\")?\$(?:([@*])|\{([@*]|\w+(?=\[))(?:\[[@*]\])?\})(?(1)\")")
@@ -20,6 +31,8 @@ _GAP = "\2"
 """Stands between words in a text."""
 _QUOTES = "\3"
 """Stands for quotes, which make a word even if it is empty."""
+_UNSURE: Context = ((-1, 1),)
+"""A condition that is not known to hold anywhere."""
 
 
 class Frame(NamedTuple):
@@ -39,6 +52,8 @@ class Assignment(NamedTuple):
     """The calls of functions that it is in, outermost first, and itself."""
     is_append: bool = False
     is_list: bool = False
+    uses: frozenset[str] = frozenset()
+    """The variables that its text holds."""
 
 
 class Variables:
@@ -47,12 +62,47 @@ class Variables:
     Attributes:
         assignments: Variable → its assignments in their order; the arguments are `@`.
         calls: Functions that are running, outermost first.
+        uses: Variables that were looked up since it was cleared, and those that their texts hold.
     """
 
     def __init__(self) -> None:
         """Begin without variables."""
         self.assignments: dict[str, list[Assignment]] = {}
         self.calls: dict[str, Frame] = {}
+        self.uses: set[str] = set()
+        self._any: list[Assignment] = []
+        """Commands that may set any variable."""
+        self._outer: list[dict[str, list[Assignment] | None]] = []
+        """For each running function, the variables outside of it that it hides."""
+
+    @contextmanager
+    def enter(self, name: str, frame: Frame) -> Iterator[None]:
+        """Run a function, whose local variables end with it."""
+        self.calls[name] = frame
+        self._outer.append({})
+        try:
+            yield
+        finally:
+            del self.calls[name]
+            for each, before in self._outer.pop().items():
+                self.assignments.pop(each, None)
+                if before is not None:
+                    self.assignments[each] = before
+
+    def make_local(self, name: str) -> None:
+        """Hide the variable of the caller."""
+        if self._outer and name not in self._outer[-1]:
+            self._outer[-1][name] = self.assignments.get(name)
+            self.assignments[name] = []
+
+    def record_any(self, frame: Frame) -> None:
+        """Record that a command may set any variable."""
+        made = Assignment(
+            [], (*self.calls.values(), frame._replace(context=(*frame.context, *_UNSURE)))
+        )
+        for name in self.assignments.keys() - {"@"}:
+            self.assignments[name].append(made)
+        self._any.append(made)
 
     def record(
         self,
@@ -65,18 +115,21 @@ class Variables:
     ) -> None:
         """Record that a command sets a variable."""
         frames = (*self.calls.values(), frame)
-        made = Assignment(words, frames, is_append, is_list)
-        self.assignments.setdefault(name, []).append(made)
+        made = Assignment(words, frames, is_append, is_list, frozenset(self.uses))
+        self.assignments.setdefault(name, [*self._any]).append(made)
 
-    def assign(self, word: Word, context: Context, text: str) -> None:
+    def assign(self, word: Word, context: Context, text: str, *, is_local: bool = False) -> None:
         """Record an assignment of the command `text`, if the word is one."""
+        self.uses.clear()
         match = ASSIGNMENT.match(word.text)
         if match is None:
+            if is_local and word.text.isidentifier():
+                self.make_local(word.text)
             return
         name, index, plus, value = match.groups()
         if index:
             # One element: it may change the array.
-            context = (*context, (0, 0))
+            context = (*context, *_UNSURE)
         is_list = value.startswith("(")
         if is_list:
             tokens = read_tokens(value[1:-1], word.line)
@@ -84,6 +137,8 @@ class Variables:
             words = [each for part in raw for each in self.expand(part, context)]
         else:
             words = [Word(self.substitute(value, context, is_split=False), word.line)]
+        if is_local:
+            self.make_local(name)
         frame = Frame(context, word.line, text)
         self.record(name, words, frame, is_append=bool(plus), is_list=is_list)
 
@@ -98,15 +153,15 @@ class Variables:
             return before[int(name) - 1 :], ""
         words: list[Word] | None = None
         doubts: list[str] = []
-        for each in self.assignments.get(name, []):
-            branches = dict(context)
-            uncertain = [
-                frame for frame in each.frames if context[: len(frame.context)] != frame.context
-            ]
+        self.uses.add(name)
+        for each in self.assignments.get(name, self._any):
+            conditions = {*context}
+            if not is_possible(each.frames[-1].context, conditions):
+                continue
+            self.uses |= each.uses
+            uncertain = [frame for frame in each.frames if not conditions.issuperset(frame.context)]
             if uncertain:
-                path = each.frames[-1].context
-                if all(branches.get(number, branch) == branch for number, branch in path):
-                    doubts.append(write_doubt(uncertain[0].line, uncertain[0].text))
+                doubts.append(write_doubt(uncertain[0].line, uncertain[0].text))
             elif not each.is_append:
                 words, doubts = each.words, []
             elif each.is_list:
@@ -118,6 +173,8 @@ class Variables:
 
     def expand(self, word: Word, context: Context) -> list[Word]:
         """Return the words that a word of a command stands for."""
+        if word.text.startswith(COMMENT):
+            return [word]
         array = _LIST.fullmatch(word.text)
         if array is None or (array[1] and "*" in word.text):
             text = self.substitute(word.text, context)
@@ -199,6 +256,18 @@ class Variables:
         if doubts and value.lstrip(f" {_GAP}").startswith("-"):
             value += _GAP if is_split and not is_quoted else " "
         return value + doubts
+
+
+def is_possible(path: Context, conditions: set[tuple[int, int]]) -> bool:
+    """Return whether commands on a path may have run where some conditions hold."""
+    others = {number: branch for number, branch in conditions if branch >= PROCESS}
+    return all(
+        (number, ~branch) not in conditions
+        and (
+            branch < PROCESS or others.get(number, None if branch == PROCESS else branch) == branch
+        )
+        for number, branch in path
+    )
 
 
 def _split(text: str) -> str:

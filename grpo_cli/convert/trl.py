@@ -271,8 +271,8 @@ def find_home(name: str) -> str | None:
 
 
 def find_model_key(name: str) -> str | None:
-    """Return a recipe's key for a key of `ModelConfig` or of the dataset, or None."""
-    rule = {**MODEL, **LORA, **NAMED}.get(name)
+    """Return a recipe's key for a key of `ModelConfig`, the dataset or the launcher, or None."""
+    rule = {**MODEL, **LORA, **NAMED, **read_table("launch")}.get(name)
     return rule if isinstance(rule, str) else None
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from grpo_cli.convert.conversion import translate
-from grpo_cli.convert.key_report import find
+from grpo_cli.convert.key_report import find, read_keys
 from grpo_cli.errors import RecipeError
 from tests.unit.convert.readings import reasons
 
@@ -70,6 +70,7 @@ def test_swift_in_a_shell_script_is_read_with_its_variables_and_defaults():
         "PYTHONPATH",
         "external_plugins",
         "reward_funcs.3",
+        "# --beta 0.1",
     }
     assert set(report.to_do) == {"dataset.prompt", "training.learning_rate", "rewards.3"}
 
@@ -223,6 +224,137 @@ def test_what_a_shell_script_sets_under_conditions_is_named_with_its_line(script
     assert set(report.to_do) - {"model.path", "dataset", "rewards", "dataset.prompt"} == {
         f"training.{flag}".rstrip(".") for flag in places
     }
+
+
+@pytest.mark.parametrize(
+    ("script", "steps"),
+    [
+        ("N=5\nf() { local N\nN=6\n}\nf\nTRAIN --max_steps $N", 5),
+        ("N=5\nf() { local N=6; g; }\ng() { M=$N; }\nf\nTRAIN --max_steps $M", 6),
+        ("N=5\nf() { declare -g N=6; }\nf\nTRAIN --max_steps $N", 6),
+        ("N=5\n(N=6; exit 1)\nTRAIN --max_steps $N", 5),
+        ("N=5\n(\nN=6\nTRAIN --max_steps $N\n)", 6),
+        ("N=5\ncat x | while read l; do N=$l; done\nTRAIN --max_steps $N | tee log", 5),
+        ("N=5\nN=6 | cat\n{ N=7; } &\nTRAIN --max_steps $N &", 5),
+        ("f() { N=6; return 0; N=5; }\nf\nTRAIN --max_steps $N", 6),
+        ("N=5\nif a; then N=7; exit 1; fi\nTRAIN --max_steps $N; exit\nN=6", 5),
+        ("usage() { N=9; exit 1; }\nN=5\n[ $X ] || usage\nTRAIN --max_steps $N", 5),
+        (". ./env.sh\nTRAIN --max_steps $N", 8),
+        ('source "$(dirname "$0")/env.sh"\nTRAIN --max_steps ${N:-5}', 8),
+    ],
+)
+def test_an_assignment_ends_with_its_function_or_process(script, steps, tmp_path):
+    (tmp_path / "env.sh").write_text("# steps\nN=8\n")
+    report = convert(script.replace("TRAIN", SHELL), "run.sh", tmp_path)
+    assert report.recipe["training"] == {"max_steps": steps}
+    assert (report.to_do, reasons(report)) == ({}, {})
+
+
+@pytest.mark.parametrize(
+    ("script", "lines", "steps"),
+    [
+        (
+            "f() { if [ $1 ]; then\nN=6\nreturn; fi\nN=5; }\nf\nTRAIN --max_steps $N",
+            [6, 2, 4],
+            None,
+        ),
+        ("N=5\n. ./gone.sh\nTRAIN --max_steps $N", [2], 5),
+        ("source gone.sh\nTRAIN --max_steps ${N:-5}", [1], 5),
+        ("source gone.sh\nTRAIN --max_steps $N", [2, 1], None),
+    ],
+)
+def test_what_may_have_set_a_variable_is_named(script, lines, steps, tmp_path):
+    report = convert(script.replace("TRAIN", SHELL), "run.sh", tmp_path)
+    assert report.recipe.get("training", {}).get("max_steps") == steps
+    text = report.to_do["training.max_steps"]
+    assert re.findall(r"line (\d+) of run.sh", text) == [str(line) for line in lines]
+    assert all("gone.sh" in name for name in reasons(report))
+
+
+@pytest.mark.parametrize(
+    ("command", "launch", "names"),
+    [
+        ("torchrun --nproc-per-node 8 --rdzv_backend c10d -m trl grpo", 8, ["--rdzv_backend c10d"]),
+        (
+            "torchrun --standalone --nnodes=2 --nproc_per_node=4 -m trl.scripts.grpo",
+            8,
+            ["--standalone"],
+        ),
+        ("accelerate launch --debug -m trl.scripts.grpo", None, ["--debug"]),
+        ("nohup python -u -m trl.scripts.grpo", None, []),
+        (
+            "accelerate launch --multi_gpu --num_processes 2 --gradient_accumulation_steps 4 -m trl grpo",
+            2,
+            ["--multi_gpu", "--gradient_accumulation_steps 4"],
+        ),
+        ("uv run accelerate launch --num_processes 2 x/trl/scripts/grpo.py", 2, []),
+        ("torchrun --nproc_per_node gpu -m trl grpo", None, ["--nproc_per_node gpu"]),
+    ],
+)
+def test_flags_of_launchers_are_not_those_of_the_training(command, launch, names):
+    report = convert(f"{command} --max_steps 5\n", "run.sh")
+    assert report.recipe["training"] == {"max_steps": 5}
+    assert report.recipe.get("launch", {}).get("num_processes") == launch
+    assert [*reasons(report)] == names
+
+
+def test_a_launcher_on_machines_whose_number_is_not_known_is_left_to_the_user():
+    report = convert("torchrun --nproc_per_node 8 --nnodes $N -m trl grpo --beta 0.1", "run.sh")
+    assert "8 on each of $N machines" in report.to_do["launch.num_processes"]
+    assert report.to_do["launch.num_machines"].startswith("line 1 of run.sh")
+
+
+def test_switches_of_launchers_are_those_of_their_parsers():
+    from accelerate.commands.launch import launch_command_parser
+    from torch.distributed.run import get_args_parser
+
+    actions = [*launch_command_parser()._actions, *get_args_parser()._actions]
+    names = {
+        option.lstrip("-").replace("-", "_"): action.nargs == 0
+        for action in actions
+        for option in action.option_strings
+    }
+    switches = read_keys("launchers")["switches"].split()
+    known = {name for name, is_switch in names.items() if is_switch} - {"h", "help"}
+    assert known <= {*switches}
+    assert not [name for name in switches if names.get(name) is False]
+
+
+def test_switches_that_are_on_are_turned_off_as_the_parser_of_transformers_does(tmp_path):
+    flags = "--no_gradient_checkpointing --no-shuffle-dataset --no_bf16"
+    report = convert(f"{SHELL} {flags}", "run.sh")
+    off = {"gradient_checkpointing": False, "shuffle_dataset": False}
+    assert report.recipe["training"] == off
+    assert [*reasons(report)] == ["no_bf16"]
+    (tmp_path / "train.py").write_text(
+        "config = TrlParser(GRPOConfig).parse_args_and_config()[0]\n"
+        "GRPOTrainer('m/x', 'r/m', config, load_dataset('d/x'))\n"
+    )
+    report = convert(f"python train.py {flags}", "run.sh", tmp_path)
+    assert report.recipe["training"] == off
+    assert [*reasons(report)] == ["no_bf16"]
+
+
+def test_what_is_not_a_flag_is_named_with_its_line(tmp_path):
+    text = (
+        "export LR=1e-6 CUDA_VISIBLE_DEVICES=0\nsource ~/.bashrc\nenv A=1 nohup env B=2 \\\n"
+        "accelerate launch grpo.py conf/a.yaml \\\n  --learning_rate $LR \\\n"
+        "  # --beta 1 \\\n  --max_steps 5\n  --epsilon 0.3\n"
+    )
+    report = convert(text, "run.sh", tmp_path)
+    assert report.recipe["training"] == {"learning_rate": 1e-6, "max_steps": 5}
+    places = {entry.key: entry.location.line for entry in report.dropped}
+    assert places == {
+        "CUDA_VISIBLE_DEVICES": 1,
+        "source ~/.bashrc": 2,
+        "A": 3,
+        "B": 3,
+        "conf/a.yaml": 4,
+        "# --beta 1 \\": 6,
+        "--epsilon 0.3": 8,
+    }
+    assert "`grpo.py` is not here" in report.to_do["training"]
+    assert "backend" not in report.recipe.get("generation", {})
 
 
 def test_arguments_after_a_switch_may_be_its_value_or_any_flags():
