@@ -7,7 +7,7 @@ import math
 import os
 import random
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from pickle import UnpicklingError
@@ -114,7 +114,6 @@ class AtomicCheckpoints(_Mixin):
 
     forced = False
     """Whether to resume even if the checkpoint lacks a reward's state."""
-    _saving = False
 
     def load_state(self, checkpoint: Path, last_step: int) -> None:
         """Load what a checkpoint says about the training so far, which tells whether a step is left.
@@ -190,23 +189,17 @@ class AtomicCheckpoints(_Mixin):
     def _own_file(self, checkpoint: Path, name: str) -> Path:
         return checkpoint / f"{name}_{self.accelerator.process_index}.pt"
 
-    def _get_output_dir(self, trial: Any) -> str:
-        folder = super()._get_output_dir(trial)
-        return os.path.join(folder, STAGING) if self._saving else folder
-
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         checkpoints = Path(self.args.output_dir)
         staged = checkpoints / STAGING / f"checkpoint-{self.state.global_step}"
-        self._saving = True
-        try:
-            with atomic_dir(staged.parent), self._naming_as_loaded():
+        staging = replaced(self.args, output_dir=str(staged.parent))
+        with atomic_dir(staged.parent), self._naming_as_loaded():
+            with staging:
                 super()._save_checkpoint(model, trial)
-                self._save_more(staged)
-                self._record_best(staged)
-                if self.args.should_save:
-                    self.state.save_to_json(str(staged / STATE))
-        finally:
-            self._saving = False
+            self._save_more(staged)
+            self._record_best(staged)
+            if self.args.should_save:
+                self.state.save_to_json(str(staged / STATE))
         self.accelerator.wait_for_everyone()
         # Only machine 0 renames in a folder that it shares: a second process would remove the renamed one.
         shared = RunFolder(checkpoints.parent).shares_checkpoints
@@ -269,7 +262,6 @@ class ExactResume(AtomicCheckpoints):
     """Draws the prompts; None if TRL does."""
     synced_adapter: torch.nn.Module | None = None
     """The reference, if that is an adapter that `sync_ref_model` changes."""
-    _epochs_done = 0
     _sums: dict[str, Any] | None = None
     """Sums of the record in progress, from the checkpoint."""
 
@@ -280,7 +272,6 @@ class ExactResume(AtomicCheckpoints):
         every epoch with a generator that starts afresh in each process; both are restored here.
         """
         accept_numbered_cpus()
-        self._epochs_done = self.state.global_step // steps_per_epoch
         if saved := load_saved(self._own_file(checkpoint, "generations"), self.accelerator.device):
             self._step, self._buffered_inputs = saved["step"], saved["inputs"]
         reference = self._synced_reference
@@ -289,7 +280,8 @@ class ExactResume(AtomicCheckpoints):
         self._load_more(checkpoint)
         # That was before the first step.
         self.args.eval_on_start = False
-        self.add_callback(_SumsCallback(self))
+        epochs_done = self.state.global_step // steps_per_epoch
+        self.add_callback(_Resumption(self.restore_sums, epochs_done))
         self.train(resume_from_checkpoint=str(checkpoint))
 
     def restore_sums(self) -> None:
@@ -303,13 +295,6 @@ class ExactResume(AtomicCheckpoints):
         # transformers 5.24 divides the sum by the steps since this one.
         self._initial_global_step = 0
         self._globalstep_last_logged = sums["last_logged"]
-
-    def _get_train_sampler(self, dataset: Any = None) -> Any:
-        sampler = super()._get_train_sampler(dataset)
-        if sampler.shuffle:
-            for _ in range(self._epochs_done):
-                torch.randperm(sampler.num_samples, generator=sampler.generator)
-        return sampler
 
     def _save_more(self, staged: Path) -> None:
         staged.mkdir(parents=True, exist_ok=True)
@@ -363,15 +348,24 @@ def loading_weights_only(trainer: Any, checkpoint: Path, *, trusted: bool) -> It
             raise unpickling_error(checkpoint, error) from error
 
 
-class _SumsCallback(TrainerCallback):
-    """Restores sums of a checkpoint before the first step, by which the trainer has reset its own."""
+class _Resumption(TrainerCallback):
+    """Restores what the trainer resets when a training begins: its sums, and the order of the prompts."""
 
-    def __init__(self, trainer: ExactResume) -> None:
-        self._trainer = trainer
+    def __init__(self, restore_sums: Callable[[], None], epochs_done: int) -> None:
+        self._restore_sums, self._epochs_done = restore_sums, epochs_done
+
+    def on_train_begin(self, *args: Any, train_dataloader: Any, **kwargs: Any) -> None:
+        """Shuffle as often as there were epochs: TRL's sampler has a generator of its own, which starts afresh."""
+        batches = train_dataloader.batch_sampler
+        # With several processes, accelerate gives each its shard of the batches.
+        sampler: Any = getattr(getattr(batches, "batch_sampler", batches), "sampler", None)
+        if getattr(sampler, "shuffle", False):
+            for _ in range(self._epochs_done):
+                torch.randperm(sampler.num_samples, generator=sampler.generator)
 
     def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
-        """Restore them."""
-        self._trainer.restore_sums()
+        """Restore the sums."""
+        self._restore_sums()
 
 
 class _LoadingEnds(TrainerCallback):

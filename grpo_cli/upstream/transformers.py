@@ -31,7 +31,6 @@ _BATCHING = "transformers.generation.continuous_batching"
 
 METHODS = {
     f"{_TRAINER}._determine_best_metric": "metrics, trial",
-    f"{_TRAINER}._get_output_dir": "trial",
     f"{_TRAINER}._load_from_checkpoint": "resume_from_checkpoint, model",
     f"{_BATCHING}.requests.RequestState.update_and_check_completion": "token_id, logprob",
 }

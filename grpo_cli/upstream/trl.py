@@ -96,7 +96,6 @@ METHODS = {
     f"{_TRAINER}._generate_and_score_completions": "inputs",
     # Checkpoints and exact resume (`train/trainer.py`).
     f"{_TRAINER}._save_checkpoint": "model, trial",
-    f"{_TRAINER}._get_train_sampler": "dataset",
     # Weights for vLLM, with adapters merged in a copy.
     "trl.generation.vllm_generation.VLLMGeneration._iter_named_params": "",
     "trl.generation.vllm_client.VLLMClient._post": "url, kwargs",
