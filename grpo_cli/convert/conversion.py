@@ -32,7 +32,7 @@ from grpo_cli.convert.shell import Command, read_command
 from grpo_cli.convert.shell_flags import Flags, read_flags
 from grpo_cli.convert.shell_values import show
 from grpo_cli.convert.sources import read_python
-from grpo_cli.convert.swift import convert_swift
+from grpo_cli.convert.swift import SWIFT_KEYS, convert_swift
 from grpo_cli.convert.versions import note_versions
 from grpo_cli.errors import UsageError, nearest, recipe_error
 from grpo_cli.issues import Issue, Location
@@ -319,7 +319,13 @@ def _translate_command(command: Command, source: Path, folders: tuple[Path, ...]
     for name in {*flags.unset, *flags.doubts} - {""}:
         key = read_keys("swift-names").get(name, name) if dialect == "ms-swift" else name
         target = read_keys("script-targets").get(key) or trl.find_home(key)
-        targets[name] = target or trl.find_model_key(key) or "training"
+        target = target or trl.find_model_key(key)
+        targets[name] = target or "training"
+        keys_of_tool = SWIFT_KEYS if dialect == "ms-swift" else ()
+        if target is None and name in flags.unset and trl.is_dropped(key, keys_of_tool):
+            where = Location(str(source), flags.lines[name], 1)
+            tree.value[name] = Node(flags.unset.pop(name), where)
+            tree.key_locations[name] = where
     _ask_for_flags(report, flags, source, targets)
     if not command.tool.endswith(_KNOWN_SCRIPTS):
         text = f"`{command.tool}` is not here, and may set more; convert where it is, or write what it sets"

@@ -39,6 +39,19 @@ _LOCAL = ("declare", "typeset", "local")
 _SETTERS = ("read", "mapfile", "readarray", "getopts", "printf", "unset")
 """Commands that set the variables that they name."""
 _LAUNCHERS = ("accelerate", "accelerate-launch", "torchrun", "deepspeed", "uv")
+_COMMANDS = {("trl", "grpo"): "trl", ("swift", "rlhf"): "swift", ("megatron", "rlhf"): "swift"}
+_TOOLS = {"trl.scripts.grpo": "trl", "swift.cli.rlhf": "swift", "swift.cli._megatron.rlhf": "swift"}
+_NOT_TRAINING = (
+    "torch.",
+    "accelerate.",
+    "deepspeed.",
+    "trl.",
+    "swift.",
+    "vllm.",
+    "sglang.",
+    "verl.",
+)
+"""Modules that start something else, or a training that is named after them."""
 _PRINTERS = frozenset("echo printf [ [[ test : cat grep which type pgrep pip".split())
 """Commands that start nothing that they name."""
 _PREPARERS = ("activate", "bashrc", "profile", "conda.sh", "setvars.sh")
@@ -270,7 +283,8 @@ def read_command(text: str, source: FilePath) -> Command:
         for steps in reader.functions.values():
             reader.run(steps, ())
     commands = reader.commands
-    meant = [each for each in commands if each.tool in ("trl", "swift")] or commands
+    tools = [each for each in commands if each.tool in ("trl", "swift")]
+    meant = tools or [each for each in commands if "grpo" in each.tool.lower()] or commands
     if len(meant) != 1:
         where = Location(str(source), meant[0].line if meant else 1, 1)
         if not meant and reader.unknown:
@@ -290,33 +304,26 @@ def read_command(text: str, source: FilePath) -> Command:
 
 def _find_command(words: list[Word]) -> Command | None:
     """Return the training that a command starts, or None."""
-    names = [word.text.rpartition("/")[2] for word in words]
+    texts = [word.text for word in words]
+    names = [text.rpartition("/")[2] for text in texts]
     is_launcher = [name in _LAUNCHERS or name.startswith("python") for name in names]
-    is_launcher[0] = is_launcher[0] or is_open(words[0].text)
-    first = next((index for index, is_it in enumerate(is_launcher) if is_it), None)
-    for index, name in enumerate(names):
-        following = names[index + 1 : index + 2]
-        tool, end = "", index + 2
-        if name in ("trl", "swift", "megatron") and following == [
-            "grpo" if name == "trl" else "rlhf"
-        ]:
-            tool = "trl" if name == "trl" else "swift"
-        elif first is None or index <= first:
-            continue
-        elif name == "trl.scripts.grpo":
-            tool, end = "trl", index + 1
-        elif name.endswith(".py"):
-            is_training = not names[first].startswith("python")
-            is_training |= any(_is_argument(word.text) for word in words[index:])
-            tool, end = words[index].text if is_training else "", index + 1
+    is_launcher[0] = is_launcher[0] or is_open(texts[0])
+    first = next((index for index, is_it in enumerate(is_launcher) if is_it), len(words))
+    for index, text in enumerate(texts):
+        end = index + 1
+        tool = "" if index < first else _TOOLS.get(text.replace("/", ".").removesuffix(".py"), "")
+        if (names[index], *texts[end : end + 1]) in _COMMANDS:
+            tool, end = _COMMANDS[names[index], texts[end]], end + 1
+        elif index > first and not tool and not text.startswith(_NOT_TRAINING):
+            is_module = texts[index - 1] in ("-m", "--module")
+            is_sure = not names[first].startswith("python") or "grpo" in text.lower()
+            has_flags = any(each.startswith("--") or is_open(each) for each in texts[end:])
+            if is_sure if is_module else text.endswith(".py") and (is_sure or has_flags):
+                tool = f"{text.replace('.', '/')}.py" if is_module else text
         if tool:
-            start = index if first is None else min(first, index)
+            start = min(first, index)
             matches = [(ASSIGNMENT.match(word.text), word.line) for word in words[:start]]
             environment = {each[1]: Word(each[4], line) for each, line in matches if each}
             launcher = words[start:index]
             return Command(words[start].line, tool, words[end:], launcher, environment)
     return None
-
-
-def _is_argument(text: str) -> bool:
-    return text.startswith("--") or is_open(text)

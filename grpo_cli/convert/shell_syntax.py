@@ -189,6 +189,8 @@ class Parser:
             self._close()
 
     def _take_operator(self, text: str) -> None:
+        if self._words and self._words[0].text == "[[" and self._words[-1].text != "]]":
+            return
         if text == "(" and len(self._words) == 1 and self._peek() == ")":
             self._begin_function(self._words.pop().text)
             return

@@ -33,6 +33,17 @@ _DATASET = re.compile(
 )
 
 
+SWIFT_KEYS = frozenset(
+    """rlhf_type tuner_type train_type quant_bits adapters split_dataset_ratio system columns external_plugins
+    reward_funcs reward_weights""".split()
+) | {
+    *read_keys("swift-names").values(),
+    *read_keys("swift-parameters"),
+    *(key for name in ("swift-model", "swift-rows", "swift") for key in read_table(name)),
+}
+"""Keys of ms-swift that are read, by TRL's names."""
+
+
 def convert_swift(report: KeyReport, folders: tuple[FilePath, ...]) -> None:
     """Take every key of an ms-swift config; refuse one for another training than GRPO."""
     report.rename({}, read_keys("swift-names"))
@@ -52,14 +63,15 @@ def convert_swift(report: KeyReport, folders: tuple[FilePath, ...]) -> None:
     if isinstance(size, int) and size > 0:
         note = f"{_DEFAULT}: 16 completions on all devices together; this is for one device"
         report.add_missing("training.gradient_accumulation_steps", max(1, -(-16 // size)), note)
-    rate = 1e-4 if find(report.recipe, "model.lora") is not None else 1e-5
-    report.add_missing("training.learning_rate", rate, _DEFAULT)
+    if "model.lora" not in report.to_do:
+        rate = 1e-4 if find(report.recipe, "model.lora") is not None else 1e-5
+        report.add_missing("training.learning_rate", rate, _DEFAULT)
 
 
 def _take_tuner(report: KeyReport) -> None:
     """Take how weights are trained: LoRA if the config does not say."""
     key = "tuner_type" if report.node("tuner_type") is not None else "train_type"
-    kind = report.get(key) or "lora"
+    kind = report.get(key) or ("" if "model.lora" in report.to_do else "lora")
     if kind == "lora" and report.node(key) is not None:
         report.keep((key,), "model.lora", {})
     elif kind == "lora":

@@ -6,7 +6,7 @@ Source: `trl/scripts/grpo.py`, `ModelConfig`, `GRPOConfig` and `accelerate_confi
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -105,7 +105,7 @@ def take_model(report: KeyReport, lora_defaults: str = "trl-lora-defaults") -> N
     """Take every key of `ModelConfig`, and write the tool's defaults that differ from a recipe's."""
     report.take(MODEL)
     has_lora = find(report.recipe, "model.lora") is not None
-    if has_lora:
+    if has_lora or "model.lora" in report.to_do:
         report.take(LORA)
     report.drop_all(LORA.keys() & report.rest(), _NO_LORA)
     if find(report.recipe, "model.dtype") == "auto" and not has_lora:
@@ -274,6 +274,13 @@ def find_model_key(name: str) -> str | None:
     """Return a recipe's key for a key of `ModelConfig`, the dataset or the launcher, or None."""
     rule = {**MODEL, **LORA, **NAMED, **read_table("launch")}.get(name)
     return rule if isinstance(rule, str) else None
+
+
+def is_dropped(name: str, known: Container[str] = ()) -> bool:
+    """Return whether a recipe has no place for a key, whatever its value; `known` are those of another tool."""
+    is_refused = grpo_fields.refusal_of(name) or name in grpo_fields.MOVED
+    is_unknown = name not in {*_KNOWN, *R1_SIGNS, *_SHARED} and name not in known
+    return find_home(name) is None and bool(is_refused or is_unknown)
 
 
 def _take_field(report: KeyReport, name: str) -> None:

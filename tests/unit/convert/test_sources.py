@@ -241,6 +241,7 @@ def test_what_a_shell_script_sets_under_conditions_is_named_with_its_line(script
         ("usage() { N=9; exit 1; }\nN=5\n[ $X ] || usage\nTRAIN --max_steps $N", 5),
         (". ./env.sh\nTRAIN --max_steps $N", 8),
         ('source "$(dirname "$0")/env.sh"\nTRAIN --max_steps ${N:-5}', 8),
+        ('[[ -z "$k" || "$k" =~ ^# ]] && M=6\nN=5\nTRAIN --max_steps $N', 5),
     ],
 )
 def test_an_assignment_ends_with_its_function_or_process(script, steps, tmp_path):
@@ -289,6 +290,8 @@ def test_what_may_have_set_a_variable_is_named(script, lines, steps, tmp_path):
         ),
         ("uv run accelerate launch --num_processes 2 x/trl/scripts/grpo.py", 2, []),
         ("torchrun --nproc_per_node gpu -m trl grpo", None, ["--nproc_per_node gpu"]),
+        ("python -m torch.distributed.run --nproc_per_node=2 -m trl.scripts.grpo", 2, []),
+        ("$PY -m vllm.entrypoints.api --model m &\npython -m src.my_grpo", None, []),
     ],
 )
 def test_flags_of_launchers_are_not_those_of_the_training(command, launch, names):
@@ -333,6 +336,19 @@ def test_switches_that_are_on_are_turned_off_as_the_parser_of_transformers_does(
     report = convert(f"python train.py {flags}", "run.sh", tmp_path)
     assert report.recipe["training"] == off
     assert [*reasons(report)] == ["no_bf16"]
+
+
+def test_what_a_recipe_has_no_place_for_is_not_left_to_the_user():
+    report = convert(f"{SHELL} --output_dir $O --strange $X --use_peft $P --lora_r 4", "run.sh")
+    assert {*reasons(report)} == {"output_dir", "strange"}
+    assert set(report.to_do) == {"model.lora"}
+    assert report.recipe["model"]["lora"] == {"r": 4}
+    text = "python -m swift.cli.rlhf --rlhf_type grpo --tuner_type $T --output_dir $O --lora_rank 4"
+    report = convert(text, "run.sh")
+    assert report.dialect == "ms-swift"
+    assert [*reasons(report)] == ["output_dir"]
+    assert report.to_do["model.lora"].startswith("line 1 of run.sh has `--tuner_type $T`")
+    assert "learning_rate" not in report.recipe["training"]
 
 
 def test_what_is_not_a_flag_is_named_with_its_line(tmp_path):
