@@ -4,8 +4,11 @@ Run by `make docs`; a test fails if the generated files are out of date. This sc
 text comes from the code, the schema and the installed TRL.
 """
 
+import dataclasses
+import enum
 import json
 import sys
+import types
 import typing
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +20,7 @@ from pydantic_core import PydanticUndefined
 from grpo_cli.analysis.diagnosis.diagnosis import RULES
 from grpo_cli.analysis.diagnosis.rule import Rule
 from grpo_cli.checks.schema import build_schema
-from grpo_cli.recipe import grpo_fields
+from grpo_cli.recipe import grpo_fields, upstream_fields
 from grpo_cli.recipe.base import Section, field_docs
 from grpo_cli.recipe.dataset import (
     ColumnConfig,
@@ -53,6 +56,7 @@ REFERENCE = ROOT / "docs" / "recipe.md"
 REWARDS = ROOT / "docs" / "rewards.md"
 DIAGNOSIS = ROOT / "docs" / "diagnosis.md"
 SCHEMA = ROOT / "recipes" / "recipe.schema.json"
+UPSTREAM = upstream_fields.TABLE
 
 SECTIONS: tuple[tuple[str, type[Section]], ...] = (
     ("(top level)", Recipe),
@@ -117,6 +121,49 @@ In addition to the parameters here, every entry of `rewards` accepts `name`, `we
 _MARK = "<!-- Written by `make docs` from the rules; do not edit from here on. -->\n"
 
 
+def render_upstream_fields() -> str:
+    """Return the fields of TRL's and peft's configurations as JSON: type, default and help, a line a field."""
+    from peft import LoraConfig
+    from trl import GRPOConfig
+    from trl.experimental.async_grpo import AsyncGRPOConfig
+
+    lines = []
+    for config in (GRPOConfig, AsyncGRPOConfig, LoraConfig):
+        fields = ",\n".join(
+            f"{json.dumps(each.name)}: {json.dumps(_field_row(each))}"
+            for each in dataclasses.fields(config)
+        )
+        lines.append(f"{json.dumps(config.__name__)}: {{\n{fields}\n}}")
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _field_row(field: "dataclasses.Field[typing.Any]") -> list[typing.Any]:
+    default = field.default
+    if field.default_factory is not dataclasses.MISSING:
+        default = field.default_factory()
+    default = default.value if isinstance(default, enum.Enum) else default
+    is_plain = default is None or isinstance(default, bool | int | float | str | list | dict)
+    return [_annotation(field.type), default if is_plain else None, field.metadata.get("help", "")]
+
+
+def _annotation(kind: typing.Any) -> str:
+    """Return a type as Python writes it, with the values of enumerations."""
+    arguments, origin = typing.get_args(kind), typing.get_origin(kind)
+    if isinstance(kind, str):
+        return kind
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return f"Literal{[str(member.value) for member in kind]}"
+    if origin in (typing.Union, types.UnionType):
+        # `SchedulerType | str` means: one of the names of the enumeration.
+        is_enum = any(isinstance(each, enum.EnumMeta) for each in arguments)
+        return " | ".join(_annotation(each) for each in arguments if not (is_enum and each is str))
+    if origin is typing.Literal:
+        return f"Literal{list(arguments)}"
+    if origin is not None:
+        return f"{origin.__name__}[{', '.join(map(_annotation, arguments))}]"
+    return "None" if kind is type(None) else str(getattr(kind, "__name__", kind))
+
+
 def render_reference() -> str:
     """Return the recipe reference as Markdown."""
     parts = [INTRO]
@@ -177,6 +224,8 @@ def _cell(text: str) -> str:
 
 def write_all() -> None:
     """Write every generated file."""
+    # First: the others read it.
+    write_text(UPSTREAM, render_upstream_fields())
     write_text(REFERENCE, render_reference())
     write_text(REWARDS, render_rewards())
     write_text(DIAGNOSIS, render_diagnosis())

@@ -20,6 +20,7 @@ sampling happens); transformers 5.17 `Trainer.set_initial_training_values` (step
 """
 
 from grpo_cli.batch.explanation import Misreading, derive, find_misreadings
+from grpo_cli.batch.inputs import batch_inputs
 from grpo_cli.batch.plan import BatchInputs, BatchPlan, Suggestion, as_json, plan_batch
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "Misreading",
     "Suggestion",
     "as_json",
+    "batch_inputs",
     "derive",
     "find_misreadings",
     "plan_batch",

@@ -7,6 +7,7 @@ from itertools import islice
 from typing import Any
 
 from grpo_cli.issues import Issue
+from grpo_cli.recipe.defaults import NUM_GENERATIONS
 
 _FRESH_PROMPTS = "generation.dynamic_sampling.max_resample"
 _TRAINING = ["per_device_train_batch_size", "gradient_accumulation_steps", "num_iterations"]
@@ -40,7 +41,7 @@ class BatchInputs:
     per_device_train_batch_size: int = 8
     gradient_accumulation_steps: int = 1
     num_processes: int = 1
-    num_generations: int = 8
+    num_generations: int = NUM_GENERATIONS
     steps_per_generation: int | None = None
     generation_batch_size: int | None = None
     max_resample: int | None = None

@@ -1,11 +1,10 @@
-"""From a recipe or flags to the numbers of the batch arithmetic."""
+"""The batch arithmetic of a recipe, of flags, or of both, with what would keep it from being launched."""
 
-import math
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from grpo_cli.batch import BatchInputs, BatchPlan, plan_batch
+from grpo_cli.batch import BatchInputs, BatchPlan, batch_inputs, plan_batch
 from grpo_cli.errors import RecipeError, UsageError
 from grpo_cli.issues import Issue, Location
 from grpo_cli.machine import (
@@ -14,58 +13,9 @@ from grpo_cli.machine import (
     read_hardware,
     resolve_num_processes,
 )
-from grpo_cli.rewards.contract import RewardContext
 
 if TYPE_CHECKING:
     from grpo_cli.recipe.recipe import Recipe
-
-
-def batch_inputs(
-    recipe: "Recipe", num_processes: int, prompts: int | None, eval_prompts: int | None = None
-) -> BatchInputs:
-    """Return the numbers of a recipe's batch arithmetic.
-
-    Args:
-        recipe: The recipe.
-        num_processes: Of the launch, never of the process that asks.
-        prompts: Training prompts, None if they are not known yet.
-        eval_prompts: Evaluation prompts, likewise.
-    """
-    training, dynamic = recipe.training, recipe.generation.dynamic_sampling
-    values: dict[str, Any] = {
-        field.name: getattr(section, field.name)
-        for section in (training, recipe.generation)
-        for field in fields(BatchInputs)
-        if field.name in type(section).model_fields
-    }
-    return BatchInputs(
-        **values,
-        num_processes=num_processes,
-        max_resample=dynamic.max_resample if dynamic is not None else None,
-        dataset_size=prompts,
-        evaluates=training.eval_strategy != "no" and recipe.is_sampled,
-        eval_dataset_size=eval_prompts,
-    )
-
-
-def reward_context(
-    recipe: "Recipe", device: str = "cpu", train_rows: int | None = None
-) -> RewardContext:
-    """Return what rewards may know about a recipe.
-
-    Args:
-        device: Of rewards that are models.
-        train_rows: Prompts of an epoch, which say how many steps are planned if `max_steps` does not; None if they
-            are not known.
-    """
-    training, processes = recipe.training, resolve_num_processes(recipe, read_hardware())
-    plan = plan_batch(batch_inputs(recipe, processes, train_rows))
-    steps = training.max_steps if training.max_steps > 0 else plan.total_optimizer_steps or 1
-    epochs = training.num_train_epochs
-    if training.max_steps > 0 and plan.optimizer_steps_per_epoch:
-        epochs = steps / plan.optimizer_steps_per_epoch
-    length = recipe.generation.max_completion_length
-    return RewardContext(length, device, steps, math.ceil(epochs))
 
 
 def plan_from_flags(

@@ -109,7 +109,7 @@ def check_streaming(recipe: Recipe) -> Iterator[Issue]:
         seen = f"is {warmup.limit:,}, and of streamed rows a warm-up reads the first {FIRST_ROWS:,}"
         yield Issue(seen, "lower it, or name files of its own by `warmup.train`", "warmup.limit")
     strategies = {
-        "save_strategy": recipe.training.extras.get("save_strategy"),
+        "save_strategy": recipe.setting("save_strategy"),
         "eval_strategy": recipe.training.eval_strategy,
     }
     for name in (name for name, strategy in strategies.items() if strategy == "epoch"):

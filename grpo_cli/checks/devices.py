@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from grpo_cli.checks.settings import read_setting
 from grpo_cli.errors import install_extra, pip
 from grpo_cli.input_files import find_fault
 from grpo_cli.issues import Issue, Level
@@ -193,11 +192,11 @@ def _check_packages(recipe: Recipe, *, cpu: bool) -> Iterator[Issue]:
     if recipe.generation.backend == "vllm" and not _installed("vllm"):
         fix = f"{install_extra('vllm')}, or set `generation.backend: transformers`"
         yield Issue("vllm is not installed", fix, "generation.backend", package="vllm")
-    if read_setting(recipe, "use_liger_kernel") and not _installed("liger_kernel"):
+    if recipe.setting("use_liger_kernel") and not _installed("liger_kernel"):
         fix = f"{pip('install liger-kernel')}, or remove `use_liger_kernel`"
         path, package = "training.use_liger_kernel", "liger-kernel"
         yield Issue("liger-kernel is not installed", fix, path, package=package)
-    optimizer = str(read_setting(recipe, "optim"))
+    optimizer = str(recipe.setting("optim"))
     needed = find_package(optimizer)
     without = "or remove `optim`: adamw_torch_fused needs nothing more"
     if needed is not None and needed[0] == "bitsandbytes" and recipe.launch.use_cpu:
@@ -241,7 +240,7 @@ def _check_slurm(recipe: Recipe) -> Iterator[Issue]:
         seen = "many clusters give a job that does not ask one processor a node, which starves the GPUs"
         fix = "set `launch.slurm.cpus_per_task` (8 or more for each GPU)"
         yield Issue(seen, fix, "launch.slurm", level="note")
-    if recipe.training.extras.get("save_on_each_node"):
+    if recipe.setting("save_on_each_node"):
         seen = "the machines of a job write into one folder, and would overwrite each other's files"
         yield Issue(seen, "remove it", "training.save_on_each_node")
 
@@ -300,7 +299,7 @@ def _check_server_node(recipe: Recipe, slurm: SlurmConfig) -> Iterator[Issue]:
         fix = "remove `server_nodes`: `grpo train` then runs the server beside the training"
         yield Issue(seen, fix, path)
     elif slurm.gpus is not None:
-        size = int(vllm.extras.get("tensor_parallel_size", 1))
+        size = int(recipe.setting("vllm_tensor_parallel_size"))
         if size > slurm.gpus:
             seen = f"is {size}, and the node of the server has {slurm.gpus} GPUs (launch.slurm.gpus_per_node)"
             path = "generation.vllm.tensor_parallel_size"
@@ -335,7 +334,7 @@ def check_precision(recipe: Recipe, hardware: Hardware) -> Iterator[Issue]:
     names = {"bf16": "bfloat16", "fp16": "float16", "no": None}
     mixed, dtype = names[recipe.training.mixed_precision(cpu=cpu)], recipe.model.dtype
     if _loses_updates(recipe, mixed):
-        rate = float(read_setting(recipe, "learning_rate"))
+        rate = float(recipe.setting("learning_rate"))
         seen = (
             f"with all weights in bfloat16, a learning rate of {rate:g} is lost: a weight changes only if its "
             "update is more than 1/512 of it, and most updates are rounded away"
@@ -378,10 +377,10 @@ def _trains_all(recipe: Recipe) -> bool:
 
 
 def _loses_updates(recipe: Recipe, mixed: str | None) -> bool:
-    rate, launch = float(read_setting(recipe, "learning_rate")), recipe.launch
+    rate, launch = float(recipe.setting("learning_rate")), recipe.launch
     if not _trains_all(recipe) or recipe.model.dtype != "bfloat16" or rate >= _FINE_ENOUGH:
         return False
     if launch.accelerate_config or (mixed and launch.strategy in KEEPS_FLOAT32):
         return False
-    options = str(read_setting(recipe, "optim_args") or "").lower().replace(" ", "")
+    options = str(recipe.setting("optim_args") or "").lower().replace(" ", "")
     return not any(f"{name}=true" in options for name in _COMPENSATED)

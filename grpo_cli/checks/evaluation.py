@@ -7,7 +7,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from grpo_cli.analysis.metrics import GAP, RANKING, metric_names
-from grpo_cli.checks.settings import read_setting
 from grpo_cli.data.scored import GroupReport
 from grpo_cli.data.sources import Preview, has_eval
 from grpo_cli.errors import RewardError, nearest
@@ -64,7 +63,7 @@ def check_evaluation(recipe: Recipe) -> Iterator[Issue]:
 def check_best(recipe: Recipe) -> Iterator[Issue]:
     """Find best models that cannot be known, and early stopping without evaluation."""
     training, evaluates = recipe.training, recipe.training.eval_strategy
-    best, saves = recipe.loads_best, training.extras.get("save_strategy", "steps")
+    best, saves = recipe.loads_best, recipe.setting("save_strategy")
     yield from _check_same_metric(recipe)
     if saves == "best" and evaluates == "no" and not recipe.is_best_of_held_out_set:
         seen = "nothing is evaluated that tells which model is the best"
@@ -86,8 +85,8 @@ def check_best(recipe: Recipe) -> Iterator[Issue]:
         fix = f"set both to the same, such as `eval_strategy: {same}` and `save_strategy: {same}`"
         yield Issue(seen, fix, "training.load_best_model_at_end")
     elif best and evaluates == "steps":
-        saved = read_setting(recipe, "save_steps")
-        every = read_setting(recipe, "eval_steps") or recipe.logging.logging_steps
+        saved = recipe.setting("save_steps")
+        every = recipe.setting("eval_steps") or recipe.logging.logging_steps
         if saved >= 1 and every >= 1 and saved % every:
             seen = f"{saved:g} is no multiple of `eval_steps` ({every:g}), which `load_best_model_at_end` needs"
             fix = f"set it to {every * (saved // every + 1):g}, or `eval_steps` to a divisor of it"
@@ -108,7 +107,7 @@ def check_min_delta(recipe: Recipe, params: Mapping[int, RewardParams]) -> Itera
     stopping = recipe.training.early_stopping
     if stopping is None or not recipe.is_sampled or len(params) != len(recipe.rewards):
         return
-    named = stopping.metric or recipe.training.extras.get("metric_for_best_model") or REWARD
+    named = stopping.metric or recipe.setting("metric_for_best_model") or REWARD
     span = 1.0 if "/accuracy/" in f"/{named}" else math.inf
     if str(named).rpartition("/")[2].removeprefix("eval_") == REWARD:
         span = sum(
@@ -130,7 +129,7 @@ def _check_same_metric(recipe: Recipe) -> Iterator[Issue]:
     """Find early stopping by another metric than the best model: transformers has one for both."""
     stopping, best = (
         recipe.training.early_stopping,
-        recipe.training.extras.get("metric_for_best_model"),
+        recipe.setting("metric_for_best_model"),
     )
     metric = stopping.metric if stopping else None
     if metric and best and metric.removeprefix("eval_") != str(best).removeprefix("eval_"):
@@ -162,7 +161,7 @@ def check_during(recipe: Recipe, total_steps: int | None) -> Iterator[Issue]:
         obstacle = (
             "`dataset.kind: scored`, with which `training.eval_strategy` ranks held-out responses"
         )
-    scheduler = read_setting(recipe, "lr_scheduler_type")
+    scheduler = recipe.setting("lr_scheduler_type")
     if scheduler in ("reduce_lr_on_plateau", "greedy"):
         obstacle = f"`training.lr_scheduler_type: {scheduler}`, which reads the same metric at every evaluation"
     if obstacle:
@@ -222,7 +221,7 @@ def check_metrics(recipe: Recipe) -> Iterator[Issue]:
     named: dict[str, str | None] = {}
     if stopping and stopping.metric is not None:
         named["training.early_stopping.metric"] = stopping.metric
-    metric = training.extras.get("metric_for_best_model")
+    metric = recipe.setting("metric_for_best_model")
     if metric is not None or (not named and (stopping or recipe.loads_best)):
         named["training.metric_for_best_model"] = metric
     for path in [path for path, metric in named.items() if metric == ""]:
@@ -292,7 +291,7 @@ def check_scored(recipe: Recipe, preview: Preview | None) -> Iterator[Issue]:
     if generation.dynamic_sampling is not None:
         seen = "would sample other prompts, and with scored data nothing is sampled"
         yield Issue(seen, "remove it", "generation.dynamic_sampling")
-    if not read_setting(recipe, "beta"):
+    if not recipe.setting("beta"):
         seen = (
             "is 0: nothing holds the model near where it started, and it did not write these responses itself, "
             "so their likelihoods can fall without bound"
@@ -389,7 +388,7 @@ def _check_records(
 ) -> Iterator[Issue]:
     """Find bands at steps between two records, and of more records than there are by then."""
     every = int(recipe.logging.logging_steps)
-    if every < 1 or read_setting(recipe, "logging_strategy") != "steps":
+    if every < 1 or recipe.setting("logging_strategy") != "steps":
         return
     records, rest = divmod(band.step, every)
     # `grpo expect` writes the last step, which need not have a record.

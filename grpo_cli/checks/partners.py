@@ -5,13 +5,13 @@ Source: where trl 1.16 and transformers 5.24 read each field; `tests/unit/checks
 
 import re
 from collections.abc import Callable, Iterator
+from operator import attrgetter
 from typing import Any, NamedTuple
 
-from grpo_cli.checks.settings import default_of, is_written, read_setting
 from grpo_cli.errors import nearest
 from grpo_cli.issues import Issue, Level
 from grpo_cli.models.source import read_config
-from grpo_cli.recipe.grpo_fields import key_in_home
+from grpo_cli.recipe.grpo_fields import default_of, key_in_home
 from grpo_cli.recipe.recipe import Recipe
 
 Holds = Callable[[Recipe, int], bool]
@@ -44,7 +44,7 @@ def _beside(fields: str, other: str, *values: Any, level: Level = "warning") -> 
     key = key_in_home(other)
     return Partner(
         fields,
-        lambda recipe, processes: read_setting(recipe, other) in values,
+        lambda recipe, processes: recipe.setting(other) in values,
         f"`{key.rpartition('.')[2]}` is {{{other}}}",
         f"set `{key}: {str(values[0]).lower()}`",
         level,
@@ -56,15 +56,13 @@ def _show(value: Any) -> str:
 
 
 def _has_workers(recipe: Recipe, processes: int) -> bool:
-    return bool(read_setting(recipe, "dataloader_num_workers"))
+    return bool(recipe.setting("dataloader_num_workers"))
 
 
 def _optimizer(names: str, *, acts: bool = True) -> Holds:
     """Return whether the optimizer's name holds one of some parts."""
     parts = names.split()
-    return lambda recipe, _: (
-        acts is any(part in str(read_setting(recipe, "optim")) for part in parts)
-    )
+    return lambda recipe, _: acts is any(part in str(recipe.setting("optim")) for part in parts)
 
 
 def _is_off_policy(recipe: Recipe, processes: int) -> bool:
@@ -85,8 +83,8 @@ def _by_ratio(fields: str, *losses: str) -> Partner:
     """Return settings that act, with these losses, only if probability ratios differ from 1."""
 
     def acts(recipe: Recipe, processes: int) -> bool:
-        is_other = read_setting(recipe, "loss_type") not in losses
-        delta = read_setting(recipe, "delta") if fields == "delta" else None
+        is_other = recipe.setting("loss_type") not in losses
+        delta = recipe.setting("delta") if fields == "delta" else None
         # A ratio of 1 is bounded too.
         is_low = delta is not None and delta <= 1
         return is_other or is_low or _is_off_policy(recipe, processes)
@@ -98,8 +96,8 @@ def _has_best(recipe: Recipe, processes: int) -> bool:
     return (
         recipe.loads_best
         or recipe.training.early_stopping is not None
-        or read_setting(recipe, "save_strategy") == "best"
-        or read_setting(recipe, "lr_scheduler_type") in _BY_METRIC
+        or recipe.setting("save_strategy") == "best"
+        or recipe.setting("lr_scheduler_type") in _BY_METRIC
     )
 
 
@@ -197,9 +195,7 @@ PARTNERS = (
     Partner("optim_target_modules", _optimizer("galore apollo"), _UNREAD),
     Partner(
         "warmup_steps",
-        lambda recipe, _: (
-            read_setting(recipe, "lr_scheduler_type") not in ("constant", *_BY_METRIC)
-        ),
+        lambda recipe, _: recipe.setting("lr_scheduler_type") not in ("constant", *_BY_METRIC),
         "the scheduler {lr_scheduler_type} has no warm-up",
         "set `training.lr_scheduler_type: constant_with_warmup`",
     ),
@@ -292,15 +288,17 @@ def check_partners(recipe: Recipe, processes: int, steps: int | None) -> Iterato
 def _report(recipe: Recipe, partner: Partner) -> Iterator[Issue]:
     values = {"backend": recipe.generation.backend, "strategy": recipe.launch.strategy}
     words = set(re.findall(r"\{(\w+)\}", partner.why)) - values.keys()
-    values |= {word: read_setting(recipe, word) for word in words}
+    values |= {word: recipe.setting(word) for word in words}
     why = partner.why.format(**{name: _show(value) for name, value in values.items()})
     effect = "fails" if partner.level == "error" else "has no effect"
     fix = f"{partner.fix}, or remove it" if partner.fix else "remove it"
     for name in partner.fields.split():
-        value = read_setting(recipe, name)
+        value = recipe.setting(name)
         # A resolved recipe holds the defaults too, of TRL's other fields only those that were written.
-        if value != default_of(name) or (value is True and is_written(recipe, name)):
-            yield Issue(f"{effect}: {why}", fix, key_in_home(name), level=partner.level)
+        home, _, key = key_in_home(name).rpartition(".")
+        is_written = key in attrgetter(home)(recipe).extras
+        if value != default_of(name) or (value is True and is_written):
+            yield Issue(f"{effect}: {why}", fix, f"{home}.{key}", level=partner.level)
 
 
 def _check_scheduler(recipe: Recipe, steps: int | None) -> Iterator[Issue]:
@@ -308,8 +306,8 @@ def _check_scheduler(recipe: Recipe, steps: int | None) -> Iterator[Issue]:
 
     Source: transformers 5.24, `transformers.optimization`.
     """
-    name = str(read_setting(recipe, "lr_scheduler_type"))
-    given = read_setting(recipe, "lr_scheduler_kwargs") or {}
+    name = str(recipe.setting("lr_scheduler_type"))
+    given = recipe.setting("lr_scheduler_kwargs") or {}
     path = f"training.lr_scheduler_{'kwargs' if given else 'type'}"
     if name in _BY_METRIC and recipe.training.eval_strategy == "no":
         seen = f"`{name}` reads a metric of evaluations, and `eval_strategy` is `no`"
@@ -336,14 +334,14 @@ def _check_scheduler(recipe: Recipe, steps: int | None) -> Iterator[Issue]:
 
 def _check_needed(recipe: Recipe) -> Iterator[Issue]:
     """Find optimizers and losses without what they need."""
-    optimizer = str(read_setting(recipe, "optim"))
+    optimizer = str(recipe.setting("optim"))
     projects = "galore" in optimizer or "apollo" in optimizer
-    if projects and not read_setting(recipe, "optim_target_modules"):
+    if projects and not recipe.setting("optim_target_modules"):
         seen = f"is needed with `optim: {optimizer}`: the modules whose gradients it projects"
         fix = "set `training.optim_target_modules: all-linear`"
         yield Issue(seen, fix, "training.optim_target_modules")
     config = read_config(recipe.model)
-    if read_setting(recipe, "router_aux_loss_coef") and config and "expert" not in str(config):
+    if recipe.setting("router_aux_loss_coef") and config and "expert" not in str(config):
         seen = "weighs the routing loss of a mixture of experts, and this model has no experts"
         yield Issue(seen, "remove it", "training.router_aux_loss_coef")
 
@@ -353,16 +351,10 @@ def _check_reentrant(recipe: Recipe, processes: int) -> Iterator[Issue]:
 
     Source: torch 2.13, `DistributedDataParallel`: a reentrant backward pass marks parameters ready twice.
     """
-    looks = read_setting(recipe, "ddp_find_unused_parameters")
-    if processes > 1 and looks and is_reentrant(recipe):
+    looks = recipe.setting("ddp_find_unused_parameters")
+    if processes > 1 and looks and recipe.is_reentrant:
         seen = (
             "with `ddp_find_unused_parameters`, the first backward pass of several processes fails"
         )
         fix = "set `use_reentrant: false`, or remove `training.ddp_find_unused_parameters`"
         yield Issue(seen, fix, "training.gradient_checkpointing_kwargs.use_reentrant")
-
-
-def is_reentrant(recipe: Recipe) -> bool:
-    """Return whether activations are computed again in a backward pass inside the backward pass."""
-    options = read_setting(recipe, "gradient_checkpointing_kwargs") or {}
-    return bool(read_setting(recipe, "gradient_checkpointing") and options.get("use_reentrant"))

@@ -10,7 +10,7 @@ from typing import Any
 
 from grpo_cli.batch import BatchInputs, BatchPlan, plan_batch
 from grpo_cli.batch import as_json as batch_as_json
-from grpo_cli.checks.arithmetic import batch_inputs
+from grpo_cli.batch.inputs import batch_inputs
 from grpo_cli.checks.contents import check_data, check_rewards, collect
 from grpo_cli.checks.dataset import check_difficulty, check_mixture, check_streaming, check_warmup
 from grpo_cli.checks.devices import check_devices, check_precision, settle_dtype
@@ -237,7 +237,7 @@ def _check_model(recipe: Recipe) -> Iterator[Issue]:
                 found = collect(partial(resolve_style, part.prompt, bool(template)))
                 yield from place_issues(found, place, part.source_name)
         words = _NO_VARIABLES.union(re.findall(r"\w+", template or ""))
-        for name in recipe.generation.extras.get("chat_template_kwargs") or {}:
+        for name in recipe.setting("chat_template_kwargs") or {}:
             if template and name not in words:
                 seen = "has no effect: the model's chat template does not read it"
                 path = f"generation.chat_template_kwargs.{name}"

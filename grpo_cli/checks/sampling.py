@@ -12,10 +12,10 @@ from grpo_cli.issues import Issue
 from grpo_cli.machine import Hardware, is_on_cpu, resolve_num_processes
 from grpo_cli.models.source import read_config
 from grpo_cli.recipe.generation import GenerationConfig
-from grpo_cli.recipe.grpo_fields import read_async_fields
 from grpo_cli.recipe.loading import LoadedRecipe
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.recipe.training import AsyncConfig, TrainingConfig
+from grpo_cli.recipe.upstream_fields import read_fields
 from grpo_cli.rewards.contract import RewardParams
 
 SUPPORTED_VLLM = ">=0.22,<0.32"
@@ -159,7 +159,7 @@ def check_sampling(recipe: Recipe) -> Iterator[Issue]:
     if not recipe.is_sampled:
         return
     generation, within = recipe.generation, "generation.generation_kwargs"
-    options = generation.extras.get("generation_kwargs") or {}
+    options = recipe.setting("generation_kwargs") or {}
     yield from _check_call(options, within)
     for path, is_greedy, how in (
         (f"{within}.do_sample", options.get("do_sample", True) is False, "greedy decoding"),
@@ -224,14 +224,14 @@ def check_vllm(recipe: Recipe, hardware: Hardware) -> Iterator[Issue]:
         if value is not None and not least <= value <= most:
             seen = f"{value} is not between {least} and {most}"
             yield Issue(seen, f"write {meaning}", f"generation.vllm.{name}")
-    size = vllm.extras.get("tensor_parallel_size", 1) if recipe.generation.backend == "vllm" else 1
+    size = recipe.setting("vllm_tensor_parallel_size") if recipe.generation.backend == "vllm" else 1
     heads = read_config(recipe.model).get(_HEADS) if size > 1 else None
     if isinstance(heads, int) and heads % size:
         seen = f"the model's {heads} attention heads cannot be divided among {size} GPUs"
         fix = f"write a divisor of {heads}"
         yield Issue(seen, fix, "generation.vllm.tensor_parallel_size")
     length, completion = (
-        vllm.extras.get("max_model_length"),
+        recipe.setting("vllm_max_model_length"),
         recipe.generation.max_completion_length,
     )
     if length is not None and 1 <= length <= completion:
@@ -296,7 +296,7 @@ def _check_sharing(recipe: Recipe, hardware: Hardware) -> Iterator[Issue]:
     launch = recipe.launch
     if launch.num_processes == "auto" and launch.slurm is not None:
         return  # the nodes are not this machine
-    size = int(recipe.generation.vllm.extras.get("tensor_parallel_size", 1))
+    size = int(recipe.setting("vllm_tensor_parallel_size"))
     processes = resolve_num_processes(recipe, hardware)
     if size > 0 and processes % size:
         seen = f"groups of {size} training processes share vLLM's model, and {processes} is no multiple of {size}"
@@ -418,7 +418,7 @@ def check_async(recipe: Recipe) -> Iterator[Issue]:
 
 def _unread_keys(recipe: Recipe) -> Iterator[str]:
     """Return the keys that change something in a synchronous training, and would not be read."""
-    known = read_async_fields() - _UNREAD
+    known = read_fields("AsyncGRPOConfig").keys() - _UNREAD
     for section, values, defaults in (
         ("training", recipe.training, TrainingConfig.model_construct()),
         ("generation", recipe.generation, GenerationConfig.model_construct()),

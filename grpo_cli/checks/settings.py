@@ -1,29 +1,16 @@
-"""Settings without effect, texts that YAML reads otherwise, and the parts of `training.fast` that are on."""
+"""Settings without effect, and texts that YAML reads otherwise."""
 
-import ast
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, cast
 
 from grpo_cli.data.sources import has_eval
 from grpo_cli.issues import Issue, Level, Location
 from grpo_cli.recipe.explanation import Path, dotted, split_path
 from grpo_cli.recipe.generation import VllmConfig
-from grpo_cli.recipe.grpo_fields import OPEN, Home, home_of, key_in_home, read_grpo_fields
 from grpo_cli.recipe.launch import SHARED_WEIGHTS
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.recipe.rewards import RewardConfig
-from grpo_cli.recipe.training import (
-    ATTENTION,
-    BUDGET,
-    GRAPHS,
-    IMAGES,
-    PARTS,
-    FastConfig,
-    find_left_off,
-    leave_off,
-)
 from grpo_cli.recipe.yaml_tree import Node
 from grpo_cli.rewards.contract import RewardParams
 from grpo_cli.units import format_duration
@@ -54,51 +41,6 @@ _TO_DO = re.compile(r" *# TO DO: ([\w.]+): ")
 _SIGNS = {"\b": r"\b", "\f": r"\f", "\t": r"\t", "\r": r"\r"}
 
 
-def read_setting(recipe: Recipe, name: str) -> Any:
-    """Return the value of a `GRPOConfig` field that has a home in the recipe.
-
-    Args:
-        recipe: The recipe.
-        name: TRL's name of the field, such as `beta` or `vllm_max_model_length`.
-
-    Returns:
-        The value; None for a default that is worked out when TRL runs.
-    """
-    section, key = _find_home(recipe, name)
-    if key in type(section).model_fields or key in section.extras:
-        return getattr(section, key)
-    return default_of(name)
-
-
-def is_written(recipe: Recipe, name: str) -> bool:
-    """Return whether a recipe gives such a field, which is not one of its own, a value."""
-    section, key = _find_home(recipe, name)
-    return key in section.extras
-
-
-def _find_home(recipe: Recipe, name: str) -> tuple[Any, str]:
-    """Return the section that takes a `GRPOConfig` field, and its key there."""
-    section: Any = recipe
-    for step in (home_of(name) or "").split("."):
-        section = getattr(section, step)
-    return section, key_in_home(name).rpartition(".")[2]
-
-
-def default_of(name: str) -> Any:
-    """Return the default of such a field: the recipe's own, or else TRL's."""
-    home, _, key = key_in_home(name).rpartition(".")
-    field = OPEN[cast(Home, home)].model_fields.get(key)
-    if field is not None:
-        return field.default
-    if name == "optim":
-        # Upstream's default is a variable; torch 2.8 or later has the fused one.
-        return "adamw_torch_fused"
-    try:
-        return ast.literal_eval(read_grpo_fields()[name].default or "None")
-    except ValueError:
-        return None
-
-
 def check_effects(recipe: Recipe, steps: int | None) -> Iterator[Issue]:
     """Find settings that have no effect, leave nothing to learn, or do the opposite of what is meant.
 
@@ -106,17 +48,17 @@ def check_effects(recipe: Recipe, steps: int | None) -> Iterator[Issue]:
         recipe: The recipe.
         steps: Optimizer steps of the training; None if they are not known.
     """
-    generation, training = recipe.generation, recipe.training
+    generation = recipe.generation
     # Beside a teacher, rewards may merely measure.
     has_weight = recipe.teacher is not None or any(reward.weight for reward in recipe.rewards)
     if recipe.rewards and not has_weight:
         seen = "every reward has the weight 0, so nothing is learned"
         yield Issue(seen, "give at least one reward a weight", "rewards.0.weight")
-    if read_setting(recipe, "sync_ref_model") and not recipe.kl_weight:
+    if recipe.setting("sync_ref_model") and not recipe.kl_weight:
         seen = "there is no reference model to synchronize: `training.beta` is 0"
         fix = "set `training.beta: 0.04` or the like, or remove `sync_ref_model`"
         yield Issue(seen, fix, "training.sync_ref_model")
-    elif read_setting(recipe, "sync_ref_model") and recipe.model.lora is not None:
+    elif recipe.setting("sync_ref_model") and recipe.model.lora is not None:
         yield from _check_synced_adapter(recipe)
     # A resolved recipe holds the defaults too.
     is_set = generation.vllm != VllmConfig.model_construct()
@@ -126,9 +68,9 @@ def check_effects(recipe: Recipe, steps: int | None) -> Iterator[Issue]:
         yield Issue(seen, fix, "generation.vllm", level="warning")
     yield from _check_optimization(recipe)
     yield from _check_compilation(recipe)
-    metric = str(read_setting(recipe, "metric_for_best_model") or "reward").removeprefix("eval_")
+    metric = str(recipe.setting("metric_for_best_model") or "reward").removeprefix("eval_")
     of_reward = metric == "reward" or (metric.startswith("rewards/") and metric.endswith("/mean"))
-    if training.extras.get("greater_is_better") is False and of_reward:
+    if recipe.setting("greater_is_better") is False and of_reward:
         seen = "the model with the lowest reward would count as the best"
         fix = "set it to true, or remove it"
         yield Issue(seen, fix, "training.greater_is_better", level="warning")
@@ -191,7 +133,7 @@ def _check_measuring(recipe: Recipe) -> Iterator[Issue]:
         seen = "has no effect: the dataset has no evaluation rows"
         fix = f"{_EVAL_ROWS}, or remove it"
         yield Issue(seen, fix, "evaluation.limit", level="warning")
-    if read_setting(recipe, "logging_strategy") == "no":
+    if recipe.setting("logging_strategy") == "no":
         seen = "`no` writes no metrics: `stop_when`, `expect`, reports and `grpo diagnose` have none to look at"
         yield Issue(seen, "remove it", "logging.logging_strategy", level="warning")
     held_out = recipe.dataset.eval_fraction or 0
@@ -224,16 +166,16 @@ def _check_optimization(recipe: Recipe) -> Iterator[Issue]:
     if not recipe.training.learning_rate:
         seen, fix = "is 0, so the weights never change", "set it to 1e-6, or 1e-5 with LoRA"
         yield Issue(seen, fix, "training.learning_rate", level="warning")
-    first, second = read_setting(recipe, "adam_beta1"), read_setting(recipe, "adam_beta2")
+    first, second = recipe.setting("adam_beta1"), recipe.setting("adam_beta2")
     if first > second:
         seen = f"{first:g} is above `adam_beta2` ({second:g}), the slower average"
         fix = f"if they are swapped, set `adam_beta1: {second:g}` and `adam_beta2: {first:g}`"
         yield Issue(seen, fix, "training.adam_beta1", level="warning")
-    delta = read_setting(recipe, "delta")
-    high = read_setting(recipe, "epsilon_high")
-    low = read_setting(recipe, "epsilon")
+    delta = recipe.setting("delta")
+    high = recipe.setting("epsilon_high")
+    low = recipe.setting("epsilon")
     bound = 1 + (low if high is None else high)
-    if low >= 1 and read_setting(recipe, "loss_type") != "cispo":
+    if low >= 1 and recipe.setting("loss_type") != "cispo":
         seen = f"is the distance from a probability ratio of 1: with {low:g} nothing is clipped from below"
         fix = f"set it to {low - 1:.2g}" if 1 < low < 2 else "set it to 0.2"
         yield Issue(seen, fix, "training.epsilon", level="warning")
@@ -253,25 +195,25 @@ def _check_optimization(recipe: Recipe) -> Iterator[Issue]:
 
 
 def _check_beyond_the_end(recipe: Recipe, steps: int) -> Iterator[Issue]:
-    training, saves = recipe.training, read_setting(recipe, "save_strategy")
+    training, saves = recipe.training, recipe.setting("save_strategy")
     # Both come after the last step too, wherever it falls (transformers 5.17, `DefaultFlowCallback`).
     for key, strategy, effect in (
         ("eval", training.eval_strategy, "evaluated"),
         ("save", saves, "saved"),
     ):
         name = f"{key}_steps"
-        every = read_setting(recipe, name) or 0
+        every = recipe.setting(name) or 0
         if strategy == "steps" and name in training.model_fields_set and every > steps:
             seen = f"{every:g} is after the last step of this training ({steps}); only the last step is {effect}"
             fix = f"set it to {max(steps // 4, 1)}, say"
             yield Issue(seen, fix, f"training.{name}", level="warning")
-    delay = read_setting(recipe, "eval_delay") or 0
+    delay = recipe.setting("eval_delay") or 0
     # Counted in the units of `eval_strategy`.
     length = {"steps": steps, "epoch": training.num_train_epochs}.get(training.eval_strategy, delay)
     if delay > length and (training.eval_strategy == "steps" or training.max_steps < 1):
         seen = f"{delay:g} is after the end of this training ({length:g}), so nothing is evaluated"
         yield Issue(seen, "lower it, or remove it", "training.eval_delay", level="warning")
-    every = read_setting(recipe, "eval_steps") or 0
+    every = recipe.setting("eval_steps") or 0
     every = math.ceil(every * steps) if every < 1 else every
     stopping, evaluations = training.early_stopping, math.ceil(steps / every) if every else 0
     if stopping and training.eval_strategy == "steps" and 0 < evaluations <= stopping.patience:
@@ -283,7 +225,7 @@ def _check_beyond_the_end(recipe: Recipe, steps: int) -> Iterator[Issue]:
         if evaluations > 2:
             fix = f"set it to {evaluations - 2} or less, or {fix}"
         yield Issue(seen, fix, "training.early_stopping.patience", level="warning")
-    warmup = read_setting(recipe, "warmup_steps") or 0
+    warmup = recipe.setting("warmup_steps") or 0
     if warmup >= steps:
         seen = (
             f"{warmup:g} warm-up steps of {steps} in all: the learning rate never reaches its value"
@@ -338,95 +280,3 @@ def _check_text(node: Node, path: Path) -> Iterator[Issue]:
         letter, name = command[1][0], command[1]
         seen = f"`\\{letter}` before `{name[1:]}` is a sign of regular expressions, so it never matches \\{name}"
         yield Issue(seen, f"write `\\\\{name}` (in single quotes)", where, level="warning")
-
-
-# --- training.fast -----------------------------------------------------------------------------
-
-
-def describe_fast(
-    recipe: Recipe, *, cpu: bool = False, excluded: Mapping[str, str] | None = None
-) -> str:
-    """Return the parts that are on, and why others are off: `shared_prompts; off: no_signal (beta is …)`.
-
-    Args:
-        recipe: Whose `training.fast` is described.
-        cpu: Whether the machine has no GPU.
-        excluded: Parts that the training turned off on the model, and why.
-    """
-    if recipe.training.mode == "async":
-        return "as TRL's asynchronous trainer does"
-    if cpu:
-        launch = recipe.launch.model_copy(update={"use_cpu": True})
-        recipe = recipe.model_copy(update={"launch": launch})
-    left_off = {**_find_left_off(recipe), **(excluded or {})}
-    settled = leave_off(settle_fast(recipe), left_off)
-    on = [part for part in (*PARTS, GRAPHS) if getattr(settled, part)]
-    if settled.max_tokens_per_micro_batch:
-        on.append(f"{BUDGET} {settled.max_tokens_per_micro_batch}")
-    off: dict[str, list[str]] = {}
-    more = [BUDGET] * (BUDGET in left_off) + [GRAPHS] * recipe.training.fast.cuda_graphs
-    for part in (*PARTS, *more):
-        samples_itself = part == "sampling" and recipe.generation.backend == "vllm"
-        if part not in on and not samples_itself:
-            off.setdefault(left_off.get(part) or _why_not_wanted(recipe, part), []).append(part)
-    reasons = "; ".join(f"{', '.join(parts)} ({why})" for why, parts in off.items())
-    return "; ".join(filter(None, [", ".join(on), f"off: {reasons}" if off else ""]))
-
-
-def _why_not_wanted(recipe: Recipe, part: str) -> str:
-    if not getattr(recipe.training.fast, part):
-        return "switched off"
-    if not recipe.is_sampled:
-        return "scored data is not sampled"
-    return f"backend {recipe.generation.backend} samples in its own way"
-
-
-def settle_fast(recipe: Recipe) -> FastConfig:
-    """Return the switches without the parts that are not exact with this recipe; a model may exclude more."""
-    off = (*PARTS, BUDGET) if recipe.training.mode == "async" else _find_left_off(recipe)
-    return leave_off(wanted_parts(recipe), off)
-
-
-def wanted_parts(recipe: Recipe) -> FastConfig:
-    """Return the switches; `sampling` only if transformers samples."""
-    fast = recipe.training.fast
-    if recipe.is_sampled and recipe.generation.backend in ("transformers", "auto"):
-        return fast
-    return leave_off(fast, ["sampling"])
-
-
-def _find_left_off(recipe: Recipe) -> dict[str, str]:
-    fast, training, model = wanted_parts(recipe), recipe.training, recipe.model
-    options = recipe.generation.backend_kwargs
-    settings = {**training.extras, "beta": recipe.kl_weight, "generation_kwargs": options}
-    settings[IMAGES] = recipe.has_images
-    left_off = find_left_off(fast, settings)
-    if fast.cuda_graphs and (why := _why_no_graphs(recipe)):
-        left_off.setdefault(GRAPHS, why)
-    strategy = recipe.launch.strategy
-    if fast.sampling and strategy in SHARED_WEIGHTS:
-        why = f"with strategy {strategy} each process holds a part of the weights"
-        left_off |= {"sampling": why} | ({GRAPHS: why} if fast.cuda_graphs else {})
-    dropout = model.lora.lora_dropout if model.lora else 0.0
-    attention = model.attn_implementation or ATTENTION[0]
-    if not fast.shared_prompts or "shared_prompts" in left_off:
-        return left_off
-    if dropout and not training.extras.get("disable_dropout"):
-        why = f"lora_dropout is {dropout:g}, drawn anew for each copy of a prompt"
-        left_off["shared_prompts"] = why
-    elif not any(part in attention for part in ATTENTION):
-        why = f"attn_implementation {attention} takes no such rows"
-        left_off["shared_prompts"] = why
-    return left_off
-
-
-def _why_no_graphs(recipe: Recipe) -> str | None:
-    """Return what of `graph_decoding.graph_unsupported_reason` the recipe decides."""
-    model, attention = recipe.model, recipe.model.attn_implementation or ATTENTION[0]
-    if attention != ATTENTION[0]:
-        return f"attention {attention} needs other masks"
-    if model.quantization is not None:
-        return "adapters cannot be merged in a copy of quantized weights"
-    if model.lora and model.lora.lora_dropout and not recipe.training.extras.get("disable_dropout"):
-        return "dropout in an adapter ends when it is merged"
-    return "there is no GPU" if recipe.launch.use_cpu else None

@@ -148,7 +148,7 @@ def print_overview(run: "RunReport") -> None:
 
 def _list_facts(run: "RunReport") -> list[tuple[str, str]]:
     from grpo_cli.analysis.expectations import describe_hardware
-    from grpo_cli.checks.settings import describe_fast
+    from grpo_cli.recipe.fast import describe_fast
 
     recipe, manifest, attempts = run.recipe, run.manifest, run.folder.attempts
     started = time.strftime("%Y-%m-%d %H:%M", time.localtime(run.status.started_at))
@@ -195,7 +195,7 @@ def _say_data(kind: str, data: Mapping[str, Any]) -> str:
 
 def _say_batch(run: "RunReport") -> str:
     from grpo_cli.batch import plan_batch
-    from grpo_cli.checks.arithmetic import batch_inputs
+    from grpo_cli.batch.inputs import batch_inputs
 
     processes, size = run.plan.get("num_processes") or 1, run.recipe.generation.num_generations
     plan = plan_batch(batch_inputs(run.recipe, processes, None))

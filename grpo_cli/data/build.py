@@ -229,7 +229,7 @@ def _order_mixture(
     sizes = [len(split.rows) for split in trains]
     count_draws(dataset, sizes)
     ratios = [source.ratio for source in dataset.sources]
-    shuffle = recipe.training.extras.get("shuffle_dataset", True)
+    shuffle = recipe.setting("shuffle_dataset")
     order = draw_rows(sizes, ratios, recipe.seed, shuffle=shuffle)
     # So that the first held-out rows, which `evaluation.limit` keeps, are of all sources.
     held = [len(split.rows) for split in helds if len(split.rows)]

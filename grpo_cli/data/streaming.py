@@ -60,7 +60,7 @@ class _Rows:
         dataset: Any = recipe.dataset
         self._dataset, self._seed = dataset, recipe.seed
         self._buffer_size = dataset.streaming.buffer_size
-        self._shuffles = recipe.training.extras.get("shuffle_dataset", True)
+        self._shuffles = recipe.setting("shuffle_dataset")
         style = resolve_style(dataset.prompt, has_chat_template)
         self._renderer = Renderer(dataset.prompt, style, may_be_empty=bool(recipe.environment))
         self._count_tokens = count_tokens

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from grpo_cli.checks.arithmetic import reward_context
 from grpo_cli.checks.recipe_checks import CheckedRecipe
 from grpo_cli.data.mixing import spread_rows
 from grpo_cli.env_test.testing import (
@@ -21,6 +20,7 @@ from grpo_cli.recipe.dataset import IMAGES
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.reward_test.run import read_training_rows
 from grpo_cli.rewards.building import build_rewards
+from grpo_cli.rewards.context import reward_context
 from grpo_cli.rewards.contract import EPISODE, Batch
 from grpo_cli.rewards.scoring import Reward, weighted_sum
 

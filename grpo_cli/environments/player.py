@@ -412,7 +412,7 @@ def open_player(
         dialogue = Dialogue(
             processing_class,
             has_tools=bool(tools) or any(source.has_tools for source, _ in sources),
-            template_kwargs=recipe.generation.extras.get("chat_template_kwargs"),
+            template_kwargs=recipe.setting("chat_template_kwargs"),
             stops=stops,
             **recipe.generation.reading,
         )

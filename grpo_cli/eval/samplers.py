@@ -53,7 +53,7 @@ def open_sampler(request: EvalRequest, subject: Subject, device: Any) -> Iterato
         "max_new_tokens": generation.max_completion_length,
         "temperature": request.temperature,
         "samples_per_prompt": request.samples,
-        "chat_template_kwargs": generation.extras.get("chat_template_kwargs"),
+        "chat_template_kwargs": request.recipe.setting("chat_template_kwargs"),
     }
     reading = generation.reading
 

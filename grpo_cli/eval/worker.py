@@ -59,9 +59,9 @@ def measure(
     """
     import torch
 
-    from grpo_cli.checks.arithmetic import reward_context
     from grpo_cli.eval.samplers import open_sampler
     from grpo_cli.rewards.building import build_rewards
+    from grpo_cli.rewards.context import reward_context
 
     device = device or torch.device(pick_device(request.recipe.launch))
     plans = _plan(request, folder)
@@ -156,7 +156,7 @@ def _read_rows(request: EvalRequest, subject: Subject) -> _Plan:
 
     recipe = request.recipe
     processing_class = load_processing_class(subject.model, has_images=recipe.has_images)
-    template = recipe.generation.extras.get("chat_template_kwargs")
+    template = recipe.setting("chat_template_kwargs")
     count = partial(count_prompt_tokens, processing_class, chat_template_kwargs=template)
     data = build_datasets(
         recipe,

@@ -40,7 +40,7 @@ def write_card(request: ExportRequest, folder: Path, result: Mapping[str, Any]) 
     """Write `README.md` into an exported folder; `result` is what `export` returns."""
     recipe = request.recipe
     head, recipe_text = _read_head(request), write_yaml(recipe).strip()
-    template_kwargs = recipe.generation.extras.get("chat_template_kwargs")
+    template_kwargs = recipe.setting("chat_template_kwargs")
     text = _template().render(
         title=recipe.name,
         base=_base_link(request),

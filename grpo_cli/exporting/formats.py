@@ -292,7 +292,7 @@ def _quote(instruction: str, text: str) -> str:
 
 
 def _turns_of(tokenizer: Any, request: ExportRequest) -> TurnTemplate | None:
-    kwargs = request.recipe.generation.extras.get("chat_template_kwargs") or {}
+    kwargs = request.recipe.setting("chat_template_kwargs") or {}
     return find_turns(
         lambda messages, opened: tokenizer.apply_chat_template(
             list(messages), tokenize=False, add_generation_prompt=opened, **kwargs

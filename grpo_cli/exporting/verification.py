@@ -229,7 +229,7 @@ def _run(
 ) -> Outputs:
     """Return the logits before each token of `answers`, or of the model's own greedy ones."""
     model = model.to(pick_device(request.recipe.launch)).eval()
-    kwargs = request.recipe.generation.extras.get("chat_template_kwargs")
+    kwargs = request.recipe.setting("chat_template_kwargs")
     own: list[tuple[int, ...]] = []
     if greedy:
         sampled = sample_completions(
@@ -298,7 +298,7 @@ def _compare_settings(
     if trained != stops:
         seen = f"the export stops at tokens {sorted(stops)}, training did at {sorted(trained)}"
         issues.append(Issue(seen, _AGAIN, subject="stop tokens"))
-    kwargs = request.recipe.generation.extras.get("chat_template_kwargs")
+    kwargs = request.recipe.setting("chat_template_kwargs")
     ours, theirs = (
         [_encode(each, asked, place, kwargs) for place in range(len(asked.prompts))]
         for each in (processing, own)

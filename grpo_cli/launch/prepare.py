@@ -10,7 +10,6 @@ from typing import Any
 from urllib.parse import urlparse
 
 from grpo_cli.checks.recipe_checks import CheckedRecipe, check_recipe
-from grpo_cli.checks.settings import read_setting
 from grpo_cli.errors import UsageError
 from grpo_cli.issues import Issue
 from grpo_cli.launch.plan import LaunchPlan, plan_launch
@@ -141,7 +140,7 @@ def _check_server(recipe: Recipe, path: Path, reporter: Reporter, *, cpu: bool) 
             model=model_folder_or_id(recipe.model),
             by_nccl=not cpu,
             lora_rank=adapter_rank(recipe, "cpu" if cpu else "cuda"),
-            wait_s=float(read_setting(recipe, "vllm_server_timeout") or 0),
+            wait_s=float(recipe.setting("vllm_server_timeout") or 0),
             tell=tell,
         )
     for doubt in warnings:
@@ -248,7 +247,7 @@ class _Resuming:
     def _report_changes(self, resumption: ResumePlan) -> None:
         for each in resumption.changed:
             self.reporter.say(f"changed: {each}", "note")
-        constant = str(read_setting(self.recipe, "lr_scheduler_type")).startswith("constant")
+        constant = str(self.recipe.setting("lr_scheduler_type")).startswith("constant")
         if not constant and any(each.path in LENGTHS for each in resumption.changed):
             text = "the learning rate follows the schedule of the new length"
             self.reporter.say(text, "note")

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo_cli.checks.settings import read_setting
 from grpo_cli.errors import UsageError
 from grpo_cli.launch.plan import LaunchPlan
 from grpo_cli.recipe.comparison import Difference, hash_code, list_differences
@@ -98,15 +97,15 @@ def plan_resumption(
     if not known:
         return None
     step = max(known) if step is None else step
-    if 0 < (planned := int(read_setting(recipe, "max_steps") or 0)) < step:
+    if 0 < (planned := int(recipe.setting("max_steps") or 0)) < step:
         raise UsageError(
             f"the run has done {step} steps, more than `training.max_steps: {planned}`. Fix: set `max_steps: "
             f"{step}` to end it there, a higher one to train on, or name an earlier checkpoint with --resume-from"
         )
     changed = list_changes(run, recipe, plan, force=force)
     if not force:
-        syncs = read_setting(recipe, "sync_ref_model")
-        needs_reference = syncs and step >= read_setting(recipe, "ref_model_sync_steps")
+        syncs = recipe.setting("sync_ref_model")
+        needs_reference = syncs and step >= recipe.setting("ref_model_sync_steps")
         check_resumable(known[step], _local_ranks(plan), needs_reference=needs_reference)
     return ResumePlan(run, known[step], step, tuple(changed), force)
 

@@ -349,7 +349,7 @@ def _prompted(
         settings,
         recipe.dataset.fixed_system,
         template if template and template.is_file() else None,
-        recipe.generation.extras.get("chat_template_kwargs"),
+        recipe.setting("chat_template_kwargs"),
         recipe.has_images,
         is_text,
         recipe.generation.reading,

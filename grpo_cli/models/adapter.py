@@ -37,7 +37,7 @@ def check_adapter(recipe: Recipe) -> Iterator[Issue]:
         yield Issue(f"{seen}: {recipe.model.path}", fix, _PATH)
     elif fault := _find_misfit(folder / WEIGHTS, recipe.model):
         yield Issue(*fault, _PATH)
-    if recipe.model.adapter.reference == "base" and not recipe.training.extras.get("beta"):
+    if recipe.model.adapter.reference == "base" and not recipe.setting("beta"):
         seen, fix = "has no effect without `training.beta`", "set `training.beta`, or remove it"
         yield Issue(seen, fix, f"{_PATH}.reference", level="warning")
     if recipe.training.mode == "async":
@@ -55,7 +55,7 @@ def check_lora(recipe: Recipe) -> Iterator[Issue]:
     if recipe.model.lora is None:
         return
     path, lora = "model.lora", recipe.model.lora.model_dump()
-    if recipe.training.extras.get("beta") and lora.get("bias", "none") != "none":
+    if recipe.setting("beta") and lora.get("bias", "none") != "none":
         seen = f"trains biases of the base (bias: {lora['bias']}), so that no reference is left for `beta`"
         yield Issue(seen, "set `training.beta: 0`, or remove `bias`", f"{path}.bias")
     if isinstance(lora["target_modules"], str):

@@ -109,7 +109,7 @@ def check_teacher(recipe: Recipe) -> Iterator[Issue]:
 
 
 def _check_settings(recipe: Recipe, config: TeacherConfig) -> Iterator[Issue]:
-    if recipe.training.extras.get("beta"):
+    if recipe.setting("beta"):
         seen = "the KL term is to the teacher or to the reference model, and `training.beta` asks for both"
         yield Issue(seen, "remove `training.beta`: `teacher.weight` takes its place", "teacher")
     for path, is_wrong, seen, fix in (
@@ -133,7 +133,7 @@ def _check_settings(recipe: Recipe, config: TeacherConfig) -> Iterator[Issue]:
         ),
         (
             "training.sync_ref_model",
-            bool(recipe.training.extras.get("sync_ref_model")),
+            bool(recipe.setting("sync_ref_model")),
             "would overwrite the teacher with the trained model",
             "remove it",
         ),

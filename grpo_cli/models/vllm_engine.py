@@ -48,7 +48,7 @@ def model_length(recipe: Recipe) -> int:
     `AUTOMATIC` if prompts have no limit: a model's own 32k or 128k may not fit beside the training. So too with
     episodes, whose prompts grow by the schemas of tools and by what an environment says first.
     """
-    length = recipe.generation.vllm.extras.get("max_model_length")
+    length = recipe.setting("vllm_max_model_length")
     if length is not None:
         return int(length)
     prompt = recipe.dataset.longest_prompt

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from grpo_cli.batch import BatchPlan
-from grpo_cli.checks.settings import read_setting
 from grpo_cli.issues import Issue
 from grpo_cli.probing.memory import count_state_bytes
 from grpo_cli.recipe.recipe import Recipe
@@ -135,7 +134,7 @@ def _extra_passes(recipe: Recipe, plan: BatchPlan) -> int:
     """
     every = (plan.steps_per_generation or 1) * recipe.training.num_iterations
     vllm = recipe.generation.backend == "vllm"
-    corrected = vllm and bool(read_setting(recipe, "vllm_importance_sampling_correction"))
+    corrected = vllm and bool(recipe.setting("vllm_importance_sampling_correction"))
     old = recipe.training.gradient_accumulation_steps % every != 0 or corrected
     return int(old) + int(bool(recipe.kl_weight))
 
@@ -199,7 +198,7 @@ def _evaluations(
 
 
 def _eval_interval(recipe: Recipe) -> float:
-    return float(read_setting(recipe, "eval_steps") or read_setting(recipe, "logging_steps"))
+    return float(recipe.setting("eval_steps") or recipe.setting("logging_steps"))
 
 
 def count_events(every: float, steps: int, total: int) -> int:
@@ -249,7 +248,7 @@ def judge_time(recipe: Recipe, time: TimeEstimate) -> Iterator[Issue]:
         subject, why = "cost: evaluation", "less than half of the time is training"
         yield Issue(seen, fix, path, level="warning", subject=subject, why=why)
     training_s, path = time.step_s * time.steps, "training.save_strategy"
-    strategy, every = read_setting(recipe, "save_strategy"), read_setting(recipe, "save_steps")
+    strategy, every = recipe.setting("save_strategy"), recipe.setting("save_steps")
     late = strategy == "steps" and not count_events(every, time.steps - 1, time.steps)
     if training_s > _UNSAVED_S and (strategy == "no" or late):
         length = f"the {time.steps} steps take about {format_duration(training_s)}"
@@ -282,18 +281,18 @@ def estimate_disk(recipe: Recipe, plan: BatchPlan, shape: "ModelShape") -> DiskE
     """Return what the checkpoints that are kept, and the final model, will take."""
     lora = recipe.model.lora is not None
     model = shape.trainable_bytes if lora else shape.weight_bytes
-    optimizer = str(read_setting(recipe, "optim"))
+    optimizer = str(recipe.setting("optim"))
     states = count_state_bytes(optimizer, shape.trainable, shape.trainable_bytes)
-    states = 0 if read_setting(recipe, "save_only_model") else states
-    strategy, steps = read_setting(recipe, "save_strategy"), plan.total_optimizer_steps or 0
+    states = 0 if recipe.setting("save_only_model") else states
+    strategy, steps = recipe.setting("save_strategy"), plan.total_optimizer_steps or 0
     # How often the best metric gets better nobody knows; at least once.
     saves = 1 if strategy == "best" else 0
     if strategy == "steps" and steps:
         # The last step is saved too, wherever it falls (transformers 5.17, `DefaultFlowCallback`).
-        saves = count_events(read_setting(recipe, "save_steps"), steps - 1, steps) + 1
+        saves = count_events(recipe.setting("save_steps"), steps - 1, steps) + 1
     elif strategy == "epoch" and steps:
         saves = _count_epochs(plan, steps)
-    limit = read_setting(recipe, "save_total_limit")
+    limit = recipe.setting("save_total_limit")
     if limit and recipe.best_metric:
         # The newest is kept beside the best (transformers 5.17, `rotate_checkpoints`).
         limit = max(limit, 2)

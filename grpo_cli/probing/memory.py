@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import psutil  # type: ignore[import-untyped]
 
 from grpo_cli.batch import BatchPlan, plan_batch
-from grpo_cli.checks.settings import read_setting, settle_fast
 from grpo_cli.fast import cpu as head
 from grpo_cli.fast.graph_decoding import cached_tokens
 from grpo_cli.issues import Issue
 from grpo_cli.machine import pick_device, read_available_memory
+from grpo_cli.recipe.fast import resolve_fast
 from grpo_cli.recipe.launch import KEEPS_FLOAT32, SHARED_WEIGHTS, Strategy
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.recipe.warmup import WarmupConfig
@@ -134,8 +134,8 @@ def memory_inputs(recipe: Recipe, device: Device, prompt_tokens: int, sampled: i
     training, generation, lora = recipe.training, recipe.generation, recipe.model.lora is not None
     vllm = generation.backend == "vllm"
     colocated = vllm and generation.vllm.mode == "colocate"
-    share = float(read_setting(recipe, "vllm_gpu_memory_utilization") or 0)
-    fast, size = settle_fast(recipe), training.per_device_train_batch_size
+    share = float(recipe.setting("vllm_gpu_memory_utilization") or 0)
+    fast, size = resolve_fast(recipe), training.per_device_train_batch_size
     cpu = device.kind == "cpu"
     return MemoryInputs(
         micro_batch=size,
@@ -145,17 +145,17 @@ def memory_inputs(recipe: Recipe, device: Device, prompt_tokens: int, sampled: i
         accumulation=training.gradient_accumulation_steps,
         group=generation.num_generations if fast.shared_prompts else None,
         budget=fast.max_tokens_per_micro_batch,
-        checkpointing=bool(read_setting(recipe, "gradient_checkpointing")),
-        reference=bool(read_setting(recipe, "beta")) and not lora,
+        checkpointing=bool(recipe.setting("gradient_checkpointing")),
+        reference=bool(recipe.setting("beta")) and not lora,
         autocast=device.autocast,
         processes=int(recipe.launch.num_processes),
         strategy=recipe.launch.strategy,
-        optimizer=str(read_setting(recipe, "optim")),
+        optimizer=str(recipe.setting("optim")),
         cpu=cpu,
         graphs=fast.cuda_graphs and not cpu,
         adapters=lora,
         vllm_bytes=int(share * (device.total or 0)) if colocated else 0,
-        vllm_sleeps=bool(read_setting(recipe, "vllm_enable_sleep_mode")),
+        vllm_sleeps=bool(recipe.setting("vllm_enable_sleep_mode")),
         elsewhere=vllm and not colocated,
         library_bytes=device.library_bytes,
     )
@@ -472,7 +472,7 @@ def _advise(part: str, recipe: Recipe, smaller: str) -> str:
         "merged adapters": "set `training.fast.cuda_graphs: false`",
         "vLLM": "lower `generation.vllm.gpu_memory_utilization`",
     }
-    if part == "activations" and not read_setting(recipe, "gradient_checkpointing"):
+    if part == "activations" and not recipe.setting("gradient_checkpointing"):
         return f"set `gradient_checkpointing: true`, or {smaller.removeprefix('set ')}"
     return advice.get(part, smaller)
 

@@ -12,7 +12,6 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 from trl.trainer import add_fused_lm_head
 
-from grpo_cli.checks.settings import read_setting, settle_fast
 from grpo_cli.data.decoding import list_rows
 from grpo_cli.environments.player import open_player, sample_episodes
 from grpo_cli.errors import GrpoError, RunError
@@ -31,6 +30,7 @@ from grpo_cli.models.source import model_folder_or_id
 from grpo_cli.models.vllm_engine import engine_settings
 from grpo_cli.probing.cost import Timings
 from grpo_cli.recipe.dataset import IMAGES
+from grpo_cli.recipe.fast import resolve_fast
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.units import count_noun, format_duration
 
@@ -122,7 +122,7 @@ def _list_sequences(
     rows: Sequence[Mapping[str, Any]],
     groups: list[list[Completion]],
 ) -> _Sequences:
-    kwargs = recipe.generation.extras.get("chat_template_kwargs")
+    kwargs = recipe.setting("chat_template_kwargs")
     return [
         completion.sequence[:2]
         if completion.sequence
@@ -191,7 +191,7 @@ def _sample(
 ) -> _Sampled:
     """Sample with transformers."""
     reading = recipe.generation.reading
-    settings = {**_settings(recipe), **reading, "fast": settle_fast(recipe), "images": images}
+    settings = {**_settings(recipe), **reading, "fast": resolve_fast(recipe), "images": images}
     prompts = [row["prompt"] for row in rows]
     # The first call makes ready what the others use.
     sample_completions(model, tokenizer, prompts[:1], **{**settings, **_WARM_UP})
@@ -287,7 +287,7 @@ def _settings(recipe: Recipe) -> dict[str, Any]:
         "temperature": generation.temperature,
         "samples_per_prompt": generation.num_generations,
         "seed": recipe.seed,
-        "chat_template_kwargs": generation.extras.get("chat_template_kwargs"),
+        "chat_template_kwargs": recipe.setting("chat_template_kwargs"),
         "options": generation.sampling_options,
     }
 
@@ -306,7 +306,7 @@ def _time_step(
     Returns:
         The seconds of the step's parts by their names in `Timings`, and the tokens of the micro-batch.
     """
-    if read_setting(recipe, "gradient_checkpointing"):
+    if recipe.setting("gradient_checkpointing"):
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         if recipe.model.lora is not None:
             model.enable_input_require_grads()

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from grpo_cli.analysis.metrics import Metric
 from grpo_cli.analysis.samples import ScoredCompletion, score_samples
 from grpo_cli.batch import BatchPlan
-from grpo_cli.checks.settings import read_setting, settle_fast
 from grpo_cli.data.mixing import spread_rows
 from grpo_cli.errors import GrpoError, ProblemsError, RunError
 from grpo_cli.issues import Issue, Level
@@ -34,6 +33,7 @@ from grpo_cli.probing.signal import (
     read_signal,
 )
 from grpo_cli.probing.static_checks import check_statically
+from grpo_cli.recipe.fast import resolve_fast
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.reward_test.testing import RewardTestResult
 from grpo_cli.rewards.building import right_scores
@@ -165,7 +165,7 @@ class Session:
     @property
     def chat_kwargs(self) -> dict[str, Any] | None:
         """The recipe's variables for the chat template."""
-        return self.recipe.generation.extras.get("chat_template_kwargs")
+        return self.recipe.setting("chat_template_kwargs")
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of a text, without special ones."""
@@ -271,7 +271,7 @@ def _judge_signal(session: Session, scored: list[ScoredCompletion]) -> None:
     probe, recipe = session.probe, session.recipe
     probe.samples = scored
     probe.lengths = read_lengths(scored, recipe.generation.max_completion_length)
-    masked = bool(read_setting(recipe, "mask_truncated_completions"))
+    masked = bool(recipe.setting("mask_truncated_completions"))
     context, room = session.shape.context if session.shape else None, None
     kept = probe.prompts.kept(session.prompt_limit) if probe.prompts else []
     if context is not None and kept:
@@ -320,7 +320,7 @@ def _judge_time(session: Session, run: "ModelRun", score_s: float) -> None:
 def _learned_share(session: Session, run: "ModelRun", silent: float) -> float:
     """Return the share of a micro-batch's tokens that is computed, going by the completions sampled."""
     recipe, prompts = session.recipe, session.probe.prompts
-    fast = settle_fast(recipe)
+    fast = resolve_fast(recipe)
     share = 1 - silent if fast.no_signal else 1.0
     if not fast.shared_prompts or prompts is None:
         return share

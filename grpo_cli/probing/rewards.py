@@ -10,7 +10,6 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from grpo_cli.analysis.samples import score_samples
-from grpo_cli.checks.arithmetic import reward_context
 from grpo_cli.data.rows import suggest
 from grpo_cli.environments.episode import add_empty_records
 from grpo_cli.errors import RewardError
@@ -20,6 +19,7 @@ from grpo_cli.probing import prompts
 from grpo_cli.reward_test.findings import LONGEST_GOLD
 from grpo_cli.reward_test.testing import try_rewards
 from grpo_cli.rewards.building import build_rewards
+from grpo_cli.rewards.context import reward_context
 from grpo_cli.rewards.contract import Batch, DescribedError, Score
 from grpo_cli.rewards.scoring import Reward, has_state, read_state, reward_columns
 from grpo_cli.units import count_noun

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from grpo_cli.checks.settings import read_setting
 from grpo_cli.errors import install_extra, nearest
 from grpo_cli.issues import Issue, Level
 from grpo_cli.recipe.grpo_fields import home_of, key_in_home, read_grpo_fields
@@ -76,7 +75,7 @@ def _check_rate(recipe: Recipe) -> Iterator[Issue]:
 
 
 def _check_hold(recipe: Recipe) -> Iterator[Issue]:
-    path, beta = "training.beta", read_setting(recipe, "beta") or 0.0
+    path, beta = "training.beta", recipe.setting("beta") or 0.0
     if beta > _MOST_BETA:
         why = "the KL term outweighs the reward, and the policy stays where it is"
         fix = "set `training.beta: 0.04`, or less"
@@ -88,7 +87,7 @@ def _check_hold(recipe: Recipe) -> Iterator[Issue]:
         or not recipe.is_sampled
     ):
         return
-    norm, rate = read_setting(recipe, "max_grad_norm"), recipe.training.learning_rate
+    norm, rate = recipe.setting("max_grad_norm"), recipe.training.learning_rate
     if not norm or rate > _HELD_RATE:
         loose = f"learning_rate {rate:g}" if norm else "no gradient clipping (max_grad_norm: 0)"
         seen = f"beta is 0, all weights are trained, and {loose}"

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo_cli.batch import plan_batch
-from grpo_cli.checks.arithmetic import batch_inputs
-from grpo_cli.checks.settings import read_setting
+from grpo_cli.batch.inputs import batch_inputs
 from grpo_cli.data.dropped import check_dropped
 from grpo_cli.data.mixing import spread_rows
 from grpo_cli.data.prompts import SYSTEM, render_template
@@ -246,7 +245,7 @@ def _check_prompts(session: "Session") -> None:
     if (teacher := find_teacher(recipe)) is not None:
         limits["teacher.path"] = _context_of(teacher.model)
     if recipe.generation.backend == "vllm":
-        limits[prompts.VLLM_LENGTH] = read_setting(recipe, "vllm_max_model_length")
+        limits[prompts.VLLM_LENGTH] = recipe.setting("vllm_max_model_length")
     fits = prompts.check_lengths(
         sample,
         longest_allowed=limit,

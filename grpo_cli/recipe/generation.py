@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from grpo_cli.recipe.base import Address, Integer, Number, OpenSection, Section
+from grpo_cli.recipe.defaults import NUM_GENERATIONS
 
 _ADDRESS = ("server_base_url", "server_host", "server_port")
 """TRL's names for where a server is."""
@@ -121,7 +122,7 @@ class GenerationConfig(OpenSection):
     """What samples the completions. `auto` is `vllm` with `vllm.mode: server`, or if the training has GPUs, the
     model is not quantized and a supported vLLM is installed; otherwise it is `transformers`. The choice is made
     before the run starts and recorded in the run's `resolved.json`."""
-    num_generations: Integer = Field(default=8, ge=2)
+    num_generations: Integer = Field(default=NUM_GENERATIONS, ge=2)
     """Completions sampled for each prompt (the group size)."""
     num_generations_eval: Integer | None = Field(default=None, ge=1)
     """Group size for evaluation during training; by default `num_generations`."""

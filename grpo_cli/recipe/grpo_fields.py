@@ -1,4 +1,4 @@
-"""What the installed `GRPOConfig` and `LoraConfig` accept, read from their sources without importing torch.
+"""What `GRPOConfig` and `LoraConfig` accept.
 
 Owns which recipe section takes each field, and the checks of keys and values that TRL or peft, not this schema,
 defines.
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -23,17 +23,8 @@ from grpo_cli.recipe.launch import LaunchConfig, SlurmConfig
 from grpo_cli.recipe.model import AdapterConfig, LoraConfig, ModelConfig
 from grpo_cli.recipe.recipe import LoggingConfig, Recipe
 from grpo_cli.recipe.training import TrainingConfig
-from grpo_cli.recipe.upstream_fields import UpstreamField, as_type, read_class
+from grpo_cli.recipe.upstream_fields import UpstreamField, as_type, read_fields
 from grpo_cli.recipe.yaml_tree import Node, as_node
-
-_CLASSES = (
-    ("transformers", "training_args.py", "TrainingArguments"),
-    ("trl", "trainer/base_config.py", "_BaseConfig"),
-    ("trl", "trainer/grpo_config.py", "GRPOConfig"),
-)
-"""`GRPOConfig` and its parents, the oldest first, as laid out in trl 1.16.0 and transformers 5.24."""
-_ASYNC_CLASS = ("trl", "experimental/async_grpo/async_grpo_config.py", "AsyncGRPOConfig")
-"""The configuration of `training.mode: async`; its parents are those of `GRPOConfig`, less the last."""
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "loss_type": ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo"),
@@ -217,12 +208,6 @@ RENAMED: dict[str, str] = {
 }
 """Names of earlier versions, and today's."""
 
-_LORA_CLASSES = (
-    ("peft", "config.py", "PeftConfigMixin"),
-    ("peft", "config.py", "PeftConfig"),
-    ("peft", "tuners/lora/config.py", "LoraConfig"),
-)
-"""`LoraConfig` and its parents, the oldest first, as laid out in peft 0.21."""
 _BY_ITSELF = "remove it: peft writes it when it saves"
 _REWRITES = "remove it: `init_lora_weights` here leaves the base's weights as they are, and needs no settings"
 LORA_VARIANTS: dict[str, str] = {
@@ -275,34 +260,9 @@ _CLOSED: dict[str, type[BaseModel]] = {
 
 @cache
 def read_grpo_fields() -> dict[str, UpstreamField]:
-    """Return the fields of the installed `GRPOConfig` and its parents.
-
-    Raises:
-        SetupError: trl or transformers is missing, or laid out in a way this version does not know.
-    """
-    fields = (field for place in _CLASSES for field in read_class(*place))
-    return {field.name: replace(field, help=_HELP.get(field.name, field.help)) for field in fields}
-
-
-@cache
-def read_lora_fields() -> dict[str, UpstreamField]:
-    """Return the fields of the installed `LoraConfig` and its parents.
-
-    Raises:
-        SetupError: peft is missing, or laid out in a way this version does not know.
-    """
-    return {field.name: field for place in _LORA_CLASSES for field in read_class(*place)}
-
-
-@cache
-def read_async_fields() -> frozenset[str]:
-    """Return the names that the installed `AsyncGRPOConfig` and its parents accept.
-
-    Raises:
-        SetupError: trl or transformers is missing, or laid out in a way this version does not know.
-    """
-    classes = (*_CLASSES[:2], _ASYNC_CLASS)
-    return frozenset(field.name for place in classes for field in read_class(*place))
+    """Return the fields of `GRPOConfig` and its parents, described for a recipe."""
+    fields = read_fields("GRPOConfig")
+    return {name: replace(each, help=_HELP.get(name, each.help)) for name, each in fields.items()}
 
 
 def home_of(name: str) -> Home | None:
@@ -332,10 +292,17 @@ def find_setting(name: str) -> str | None:
     return key_in_home(name) if name in read_grpo_fields() and home_of(name) else None
 
 
+def default_of(name: str) -> Any:
+    """Return the default of a `GRPOConfig` field that has a home: the recipe's own, or else TRL's."""
+    home, _, key = key_in_home(name).rpartition(".")
+    field = OPEN[cast(Home, home)].model_fields.get(key)
+    return read_grpo_fields()[name].default if field is None else field.default
+
+
 def fields_in(home: Home) -> dict[str, UpstreamField]:
     """Return the keys that a section takes for fields of `GRPOConfig` or `LoraConfig`, and the fields."""
     if home == "model.lora":
-        fields = read_lora_fields()
+        fields = read_fields("LoraConfig")
         return {key: field for key, field in fields.items() if key not in LORA_REFUSED}
     return {
         name.removeprefix("vllm_"): field

@@ -25,6 +25,7 @@ from grpo_cli.recipe.model import ModelConfig
 from grpo_cli.recipe.rewards import RewardConfig
 from grpo_cli.recipe.teacher import TeacherConfig
 from grpo_cli.recipe.training import TrainingConfig
+from grpo_cli.recipe.upstream_fields import read_fields
 from grpo_cli.recipe.warmup import WarmupConfig
 
 
@@ -175,7 +176,7 @@ class Recipe(Section):
     @property
     def kl_weight(self) -> float:
         """Weight of the KL term: to the teacher, or by `training.beta` to the reference model."""
-        beta = self.training.extras.get("beta") or 0.0
+        beta = self.setting("beta") or 0.0
         return float(beta if self.teacher is None else self.teacher.weight)
 
     @property
@@ -188,7 +189,7 @@ class Recipe(Section):
         """The logged metric that decides on the best checkpoint and on early stopping; None if nothing does."""
         training, during = self.training, self.evaluation.during
         stopping = training.early_stopping
-        named = training.extras.get("metric_for_best_model")
+        named = self.setting("metric_for_best_model")
         if stopping is not None and stopping.metric is not None:
             named = stopping.metric
         if named is not None:
@@ -208,7 +209,31 @@ class Recipe(Section):
     @property
     def loads_best(self) -> bool:
         """Whether the final model is the best checkpoint."""
-        return bool(self.training.extras.get("load_best_model_at_end"))
+        return bool(self.setting("load_best_model_at_end"))
+
+    @property
+    def is_reentrant(self) -> bool:
+        """Whether activations are computed again in a backward pass inside the backward pass."""
+        options = self.setting("gradient_checkpointing_kwargs") or {}
+        return bool(self.setting("gradient_checkpointing") and options.get("use_reentrant"))
+
+    def setting(self, name: str) -> Any:
+        """Return the value of a `GRPOConfig` field that has a place in the recipe, or else TRL's default.
+
+        Args:
+            name: TRL's name of the field, such as `beta` or `vllm_max_model_length`.
+
+        Returns:
+            The value; None for a default that is worked out when TRL runs.
+        """
+        sections: tuple[OpenSection, ...] = (self.training, self.generation, self.logging)
+        if name.startswith("vllm_"):
+            sections = (self.generation.vllm,)
+        key = name.removeprefix("vllm_")
+        for section in sections:
+            if key in type(section).model_fields or key in section.extras:
+                return getattr(section, key)
+        return read_fields("GRPOConfig")[name].default
 
     def trl_fields(self) -> dict[str, Any]:
         """Return every `GRPOConfig` field that the sections set, under TRL's names.

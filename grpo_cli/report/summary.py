@@ -214,7 +214,7 @@ class RunReport(Run):
         if (recipe := self.known_recipe) is None:
             return EvaluationConfig(), "", None
         best = (recipe.best_metric or "") if recipe.loads_best else ""
-        return recipe.evaluation, best, recipe.training.extras.get("greater_is_better")
+        return recipe.evaluation, best, recipe.setting("greater_is_better")
 
     @property
     def chosen(self) -> str:

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from grpo_cli.checks.arithmetic import reward_context
 from grpo_cli.checks.recipe_checks import CheckedRecipe
 from grpo_cli.environments.episode import add_empty_records
 from grpo_cli.errors import UsageError
@@ -12,6 +11,7 @@ from grpo_cli.models.source import read_source_template
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.reward_test.testing import Encode, Progress, RewardTestResult, try_rewards
 from grpo_cli.rewards.building import build_rewards
+from grpo_cli.rewards.context import reward_context
 
 
 def try_recipe(

@@ -11,8 +11,7 @@ from datasets import Dataset
 from transformers.integrations import is_deepspeed_zero3_enabled
 
 from grpo_cli.batch import BatchPlan, plan_batch
-from grpo_cli.checks.arithmetic import batch_inputs
-from grpo_cli.checks.settings import read_setting, wanted_parts
+from grpo_cli.batch.inputs import batch_inputs
 from grpo_cli.data.build import BuiltData, build_datasets
 from grpo_cli.data.streaming import stream_rows
 from grpo_cli.environments.player import Player
@@ -31,6 +30,7 @@ from grpo_cli.models.loading import (
 )
 from grpo_cli.models.processor import tokenizer_of
 from grpo_cli.models.source import fingerprint_model
+from grpo_cli.recipe.fast import requested_parts
 from grpo_cli.recipe.model import ModelConfig
 from grpo_cli.recipe.training import leave_off
 from grpo_cli.rewards.scoring import Reward
@@ -71,7 +71,7 @@ class Inputs:
 
 def build_data(session: Session, processing_class: Any) -> BuiltData:
     """Return the datasets; refuse those on which TRL would silently train nothing."""
-    template = session.recipe.generation.extras.get("chat_template_kwargs")
+    template = session.recipe.setting("chat_template_kwargs")
     count = partial(count_prompt_tokens, processing_class, chat_template_kwargs=template)
     has_template = bool(processing_class.chat_template)
     options: dict[str, Any] = {"has_chat_template": has_template, "count_tokens": count}
@@ -191,7 +191,7 @@ def _build_parts(session: Session, inputs: Inputs, start: ModelConfig, model: An
         sources=tuple(recipe.dataset.shares),
         forced=bool(session.folder.read_resumption().get("forced")),
         teacher=open_teacher(session, loading_device(session)),
-        syncs_adapter=start.lora is not None and bool(read_setting(recipe, "sync_ref_model")),
+        syncs_adapter=start.lora is not None and bool(recipe.setting("sync_ref_model")),
         held_out_sets=partial(_build_held_out_sets, session, inputs)
         if recipe.evaluation.during
         else None,
@@ -255,7 +255,7 @@ def _open_completion_log(session: Session, reader: CompletionReader) -> Completi
 
 def _speed_up(session: Session, trainer: RunTrainer) -> None:
     """Switch on the exact fast step; the manifest says which parts are off, and why."""
-    fast = wanted_parts(session.recipe)
+    fast = requested_parts(session.recipe)
 
     def record_parts(left_off: dict[str, str]) -> None:
         switches = leave_off(fast, left_off).model_dump()

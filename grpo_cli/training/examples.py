@@ -67,7 +67,7 @@ def read_rows(recipe: Recipe, train: Dataset, tokenizer: Any) -> Dataset:
     """
     warmup = section_of(recipe)
     if (dataset := warmup.read_from(recipe.dataset)) is not None:
-        template = recipe.generation.extras.get("chat_template_kwargs")
+        template = recipe.setting("chat_template_kwargs")
         train = build_datasets(
             recipe.model_copy(update={"dataset": dataset}),
             has_chat_template=bool(tokenizer.chat_template),
@@ -104,7 +104,7 @@ def write_examples(
 
 
 def _template_kwargs(session: Session) -> dict[str, Any] | None:
-    return session.recipe.generation.extras.get("chat_template_kwargs")
+    return session.recipe.setting("chat_template_kwargs")
 
 
 def _play_script(

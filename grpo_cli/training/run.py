@@ -12,7 +12,6 @@ import transformers
 from accelerate import PartialState
 from transformers import PrinterCallback
 
-from grpo_cli.checks.arithmetic import reward_context
 from grpo_cli.data.build import BuiltData
 from grpo_cli.environments.player import open_player
 from grpo_cli.errors import RunError
@@ -23,6 +22,7 @@ from grpo_cli.models.loading import load_generation_config
 from grpo_cli.models.processor import load_processing_class, tokenizer_of
 from grpo_cli.models.teacher import check_teacher_tokenizer
 from grpo_cli.rewards.building import build_rewards
+from grpo_cli.rewards.context import reward_context
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.metrics import When
 from grpo_cli.runs.status import Heartbeat

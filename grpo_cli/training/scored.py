@@ -209,7 +209,7 @@ def build_scored_trainer(
 
 def _tokenize(session: Session, rows: Dataset, tokenizer: Any) -> list[TokenizedGroup]:
     generation = session.recipe.generation
-    template = generation.extras.get("chat_template_kwargs")
+    template = session.recipe.setting("chat_template_kwargs")
     longest = generation.max_completion_length
     return [
         TokenizedGroup(

@@ -156,7 +156,7 @@ class Session:
             "max_new_tokens": generation.max_completion_length,
             "temperature": evaluation.temperature,
             "batch_size": evaluation.batch_size,
-            "chat_template_kwargs": generation.extras.get("chat_template_kwargs"),
+            "chat_template_kwargs": self.recipe.setting("chat_template_kwargs"),
             **generation.reading,
         }
 

@@ -6,7 +6,6 @@ from typing import Any
 
 from trl import GRPOConfig
 
-from grpo_cli.checks.partners import is_reentrant
 from grpo_cli.errors import RunError
 from grpo_cli.models.vision import reads_images
 from grpo_cli.models.vllm_engine import model_length
@@ -49,7 +48,7 @@ def build_trl_args(recipe: Recipe, folder: RunFolder, *, cpu: bool) -> Any:
         # With 1, transformers (5.17, `Trainer._finalize_training`) removes the newest in the end, also if a stop
         # was requested.
         values["save_total_limit"] = 2
-    if is_reentrant(recipe):
+    if recipe.is_reentrant:
         # Transformers (5.24) looks for unused parameters of a PEFT model, and a reentrant backward pass would
         # then mark a parameter ready twice.
         values.setdefault("ddp_find_unused_parameters", False)
@@ -89,7 +88,7 @@ def _grpo_fields(recipe: Recipe) -> dict[str, Any]:
         "reward_weights": [reward.weight for reward in recipe.rewards] or None,
         **_best_model(recipe),
     }
-    if recipe.generation.extras.get("generation_kwargs"):
+    if recipe.setting("generation_kwargs"):
         values["generation_kwargs"] = recipe.generation.backend_kwargs
     if recipe.model.lora is not None:
         # TRL refuses it; `reference.sync_adapter` does it.
@@ -97,7 +96,7 @@ def _grpo_fields(recipe: Recipe) -> dict[str, Any]:
     if not recipe.is_sampled:
         # Evaluation samples nothing, but TRL's rule about group sizes would still apply.
         values["num_generations_eval"] = 1
-    if recipe.training.extras.get("beta") and recipe.model.lora is None:
+    if recipe.setting("beta") and recipe.model.lora is None:
         # TRL loads the reference model itself.
         values["model_init_kwargs"] = _model_kwargs(recipe)
     if backend == "vllm":
@@ -136,10 +135,10 @@ def _server_timeout(recipe: Recipe) -> Any:
 
 def _best_model(recipe: Recipe) -> dict[str, Any]:
     """Return the metric that decides on the best checkpoint and on early stopping."""
-    training, metric = recipe.training, recipe.best_metric
+    metric = recipe.best_metric
     if metric is None:
         return {}
-    greater = training.extras.get("greater_is_better")
+    greater = recipe.setting("greater_is_better")
     if greater is None:
         greater = not metric.endswith(("loss", "kl"))
     return {"metric_for_best_model": metric, "greater_is_better": greater}

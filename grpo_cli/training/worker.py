@@ -12,7 +12,6 @@ import sys
 import traceback
 from pathlib import Path
 
-from grpo_cli.checks.settings import read_setting
 from grpo_cli.errors import ExitCode, GrpoError
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.runs.folder import RunFolder
@@ -118,7 +117,7 @@ def _list_savings(recipe: Recipe) -> list[str]:
     options = [
         (batch % 2 == 0, smaller),
         (
-            not read_setting(recipe, "gradient_checkpointing"),
+            not recipe.setting("gradient_checkpointing"),
             "training.gradient_checkpointing: true (slower, the same result)",
         ),
         (generation.backend == "vllm", "a lower generation.vllm.gpu_memory_utilization"),

@@ -32,6 +32,19 @@ def test_floors_hold():
     assert done.returncode == 0, done.stdout
 
 
+def test_a_worker_imports_nothing_of_checks():
+    names = {
+        alias: path
+        for path in MODULES
+        if path.relative_to(ROOT).parts[1] in ("train", "training", "fast")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in [getattr(node, "module", None), *(each.name for each in node.names)]
+    }
+    assert names
+    assert not [path for name, path in names.items() if (name or "").startswith("grpo_cli.checks")]
+
+
 def test_the_order_of_a_training_is_read_on_a_few_pages_and_a_trainer_is_built_whole():
     training = [
         path for path in MODULES if path.parent.name in ("training", "asynchronous", "fast")

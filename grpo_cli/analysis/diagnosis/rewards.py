@@ -31,7 +31,7 @@ def _single(recipe: Recipe) -> str | None:
 
 
 def _normalized(recipe: Recipe) -> str | None:
-    if recipe.training.extras.get("multi_objective_aggregation") == "normalize_then_sum":
+    if recipe.setting("multi_objective_aggregation") == "normalize_then_sum":
         return "`multi_objective_aggregation: normalize_then_sum` gives rewards one scale"
     return _single(recipe)
 

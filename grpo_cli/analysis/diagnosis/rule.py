@@ -147,7 +147,7 @@ def more_kl(recipe: Recipe) -> str:
     """Return the fix of a KL term, or of twice the one that is set."""
     if recipe.teacher is not None:
         return f"`teacher.weight: {2 * recipe.teacher.weight:g}`"
-    beta = recipe.training.extras.get("beta") or 0.0
+    beta = recipe.setting("beta") or 0.0
     return f"`training.beta: {2 * beta or 0.01:g}`"
 
 

@@ -168,7 +168,7 @@ def truncation(history: History) -> Issue | None:
     if is_falling(shares):
         return None
     limit = recipe.generation.max_completion_length
-    masked = recipe.training.extras.get("mask_truncated_completions")
+    masked = recipe.setting("mask_truncated_completions")
     left_out = "; they take no part in the loss (mask_truncated_completions)" if masked else ""
     # A reward that judges no answers may well score a completion without its end.
     judged = bool(JUDGES & {entry.kind for entry in recipe.rewards})
@@ -233,7 +233,7 @@ def length_collapse(history: History) -> Issue | None:
 def _vllm_only(recipe: Recipe) -> str | None:
     if recipe.is_sampled and recipe.generation.backend != "vllm":
         return "`generation.backend` is not `vllm`"
-    corrected = recipe.generation.vllm.extras.get("importance_sampling_correction", True)
+    corrected = recipe.setting("vllm_importance_sampling_correction")
     off = None if corrected else "`vllm.importance_sampling_correction` is off"
     return sampled_only(recipe) or off
 

@@ -38,7 +38,7 @@ def nan_loss(history: History) -> Issue | None:
     fix = f"{slower(history.recipe)}, and look for extreme rewards in `completions/`"
     if history.lost_at is not None:
         return Issue(f"the loss of step {history.lost_at} is NaN or infinite", fix)
-    fp16 = history.recipe.training.extras.get("fp16")
+    fp16 = history.recipe.setting("fp16")
     for metric in (_GRADIENT,) if fp16 else ("loss", _GRADIENT):
         newest = history.points(metric)[-_FP16_SKIPS if fp16 else -1 :]
         if newest and all(value is None for _, value in newest):
@@ -138,7 +138,7 @@ def kl_runaway(history: History) -> Issue | None:
 def gradient_spike(history: History) -> Issue | None:
     """Such gradients point anywhere, and clipping makes the others small beside them."""
     norms = [norm for norm in history.last(_GRADIENT, 20) if norm > 0]
-    clip = history.recipe.training.extras.get("max_grad_norm", 1.0) or 0.0
+    clip = history.recipe.setting("max_grad_norm") or 0.0
     large, limit = [norm for norm in norms if norm > _MOST_GRADIENT], f"{_MOST_GRADIENT:g}"
     if norms and len(large) < _SPIKES:
         usual = median(norms)
@@ -155,7 +155,7 @@ def gradient_spike(history: History) -> Issue | None:
 
 
 def _clips_otherwise(recipe: Recipe) -> str | None:
-    loss = recipe.training.extras.get("loss_type")
+    loss = recipe.setting("loss_type")
     return f"`loss_type: {loss}` clips otherwise" if loss in ("cispo", "vespo", "sapo") else None
 
 

@@ -90,7 +90,9 @@ def test_every_field_that_is_let_through_is_trls():
     from dataclasses import fields
 
     from grpo_cli.checks.sampling import _UNREAD
-    from grpo_cli.recipe.grpo_fields import read_async_fields
+    from grpo_cli.recipe.upstream_fields import read_fields
 
-    assert read_async_fields() == {each.name for each in fields(async_grpo.AsyncGRPOConfig)}
-    assert read_async_fields() >= _UNREAD
+    assert read_fields("AsyncGRPOConfig").keys() == {
+        each.name for each in fields(async_grpo.AsyncGRPOConfig)
+    }
+    assert read_fields("AsyncGRPOConfig").keys() >= _UNREAD

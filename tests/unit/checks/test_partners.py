@@ -17,8 +17,7 @@ from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
 from trl import GRPOConfig, GRPOTrainer
 
 from grpo_cli.checks.partners import PARTNERS, SCHEDULERS, check_partners
-from grpo_cli.checks.settings import default_of
-from grpo_cli.recipe.grpo_fields import home_of, key_in_home, read_grpo_fields
+from grpo_cli.recipe.grpo_fields import default_of, home_of, key_in_home, read_grpo_fields
 from grpo_cli.recipe.loading import load_recipe
 from tests.recipe_texts import write_recipe
 from tests.tiny_models import make_tiny_model

@@ -2,7 +2,6 @@
 
 import pytest
 
-from grpo_cli.checks.settings import read_setting
 from grpo_cli.probing.settings import find_risks
 from tests.unit.probing.test_probe_sums import recipe
 
@@ -77,8 +76,8 @@ def test_every_risk_says_what_was_seen_why_and_how_to_mend_it():
 
 def test_a_setting_is_the_recipes_or_trls_default():
     given = recipe(training={"beta": 0.5}, generation={**VLLM, "vllm": {"max_model_length": 64}})
-    assert read_setting(given, "beta") == 0.5
-    assert read_setting(given, "vllm_max_model_length") == 64
-    assert read_setting(given, "max_grad_norm") == 1.0
-    assert read_setting(given, "gradient_checkpointing") is True
-    assert read_setting(given, "optim") == "adamw_torch_fused"
+    assert given.setting("beta") == 0.5
+    assert given.setting("vllm_max_model_length") == 64
+    assert given.setting("max_grad_norm") == 1.0
+    assert given.setting("gradient_checkpointing") is True
+    assert given.setting("optim") == "adamw_torch_fused"

@@ -5,9 +5,10 @@ from pydantic import TypeAdapter
 
 from grpo_cli.errors import RecipeError
 from grpo_cli.recipe import grpo_fields
-from grpo_cli.recipe.grpo_fields import LORA_REFUSED, read_lora_fields
+from grpo_cli.recipe.grpo_fields import LORA_REFUSED
 from grpo_cli.recipe.loading import load_recipe
 from grpo_cli.recipe.model import LoraConfig
+from grpo_cli.recipe.upstream_fields import read_fields
 
 RECIPE = """
 name: tiny
@@ -27,7 +28,7 @@ def test_every_field_of_the_installed_peft_is_ours_passed_on_or_refused():
     upstream = {
         field.name: field for field in dataclasses.fields(pytest.importorskip("peft").LoraConfig)
     }
-    assert read_lora_fields().keys() == upstream.keys()
+    assert read_fields("LoraConfig").keys() == upstream.keys()
     ours, passed = LoraConfig.model_fields.keys(), grpo_fields.fields_in("model.lora")
     assert upstream.keys() == {*passed, *LORA_REFUSED}
     assert ours <= passed.keys()
