@@ -12,16 +12,7 @@ if TYPE_CHECKING:
     from grpo_cli.runs.run import Run
 
 __version__ = "0.1.0"
-__all__ = [
-    "Run",
-    "check",
-    "evaluate",
-    "export",
-    "load_recipe",
-    "probe",
-    "register_reward",
-    "train",
-]
+__all__ = ["Run", "check", "evaluate", "export", "load_recipe", "probe", "register_reward", "train"]
 _MODULES = {"Run": "runs.run", "register_reward": "rewards.registry"}
 
 

@@ -55,11 +55,7 @@ class BoundedClient(httpx.AsyncClient):
 def request(
     method: str, url: str, *, limit_s: float, json: Any = None, **options: Any
 ) -> httpx.Response:
-    """Send one request and return its reply; `options` are those of `BoundedClient`.
-
-    Raises:
-        httpx.HTTPError: There is no reply, or it exceeds a limit.
-    """
+    """Return the reply to one request, or raise `httpx.HTTPError`; `options` are those of `BoundedClient`."""
 
     async def send() -> httpx.Response:
         async with BoundedClient(limit_s, **options) as client:

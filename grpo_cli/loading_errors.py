@@ -42,15 +42,8 @@ def explain_loading(
 ) -> Iterator[None]:
     """Turn what transformers raises for a model that cannot be loaded into a `SetupError`.
 
-    An error it does not know is passed on as it is, so that no bug hides behind a sentence.
-
-    Args:
-        section: What stands before `path` and `revision` in a message: `model.`, or nothing.
-        offline_fix: The fix if the hub cannot be reached; may hold `{path}`.
-        more_fixes: Looked through after those that all models share; the first match holds.
-
-    Raises:
-        SetupError: In the place of the error that it explains.
+    An error it does not know is passed on as it is, so that no bug hides behind a sentence. `section` is what
+    stands before `path` and `revision` in a message; `more_fixes` come after those that all models share.
     """
     from safetensors import SafetensorError
 

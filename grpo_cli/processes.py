@@ -49,8 +49,7 @@ def child(
 ) -> Iterator["subprocess.Popen[Any]"]:
     """Run a command that stops when this process dies, and end it on the way out.
 
-    Args:
-        grace_s: Seconds between SIGTERM and SIGKILL; 0 kills at once, None never does.
+    It has `grace_s` seconds between SIGTERM and SIGKILL; 0 kills at once, None never does.
     """
     process = _start(argv, **{"stdin": subprocess.DEVNULL, **options})
     try:
@@ -81,9 +80,8 @@ def _start(argv: Sequence[str], **options: Any) -> "subprocess.Popen[Any]":
 def reaped(argv: Sequence[str], **options: Any) -> Iterator["subprocess.Popen[Any]"]:
     """Run a command under a reaper; both, and all descendants, end on the way out or when this process dies.
 
-    Yields:
-        The reaper. Its exit code is the command's, 128 + N if signal N ended it. Its first SIGTERM or SIGINT
-        asks the command to end; the second kills it.
+    Yields the reaper. Its exit code is the command's, 128 + N if signal N ended it. Its first SIGTERM or SIGINT
+    asks the command to end; the second kills it.
     """
     # In a session of its own: Ctrl-C in the terminal reaches this process only.
     options |= {"stdin": subprocess.DEVNULL, "start_new_session": True}
@@ -115,11 +113,7 @@ def _reaper(grace_s: float, argv: Sequence[str]) -> list[str]:
 
 
 def main(parent: int, grace_s: float, argv: list[str]) -> int:
-    """Run a command as its reaper; return its exit code, 128 + N if signal N ended it.
-
-    Args:
-        parent: The process whose death ends the command.
-    """
+    """Run a command as its reaper, until `parent` dies; return its exit code, 128 + N if signal N ended it."""
     signals: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, frame: signals.append(number))
@@ -171,15 +165,9 @@ if __name__ == "__main__":
 
 
 def run_in_child(function: Callable[[Progress], Result], on_progress: Progress) -> Result:
-    """Run a function in a fork of this process, which has few threads yet, and return its result.
+    """Run a function in a fork of this process, which has few threads yet; return its result, by pickle.
 
-    Args:
-        function: Called with what reports progress; returns what can be pickled.
-        on_progress: Called here with what is being done.
-
-    Raises:
-        RunError: The process ended without a result.
-        GrpoError: What the function raised.
+    Raises `RunError` if the process ended without a result, and the `GrpoError` that the function raised.
     """
     context = multiprocessing.get_context("fork")
     here, there = context.Pipe(duplex=False)

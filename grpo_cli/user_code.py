@@ -244,12 +244,8 @@ def time_limit(
 ) -> Iterator[Callable[[float], object]]:
     """Limit what is done in the main thread; in others there are no signals, and no limit.
 
-    Args:
-        error: Makes the exception that is raised when the time is over, from the frame that it interrupts.
-        timer: `ITIMER_VIRTUAL` for seconds of computing.
-
-    Yields:
-        A function that starts the next so many seconds. `re` looks for signals while it searches.
+    Yields a function that starts the next so many seconds, of computing with `ITIMER_VIRTUAL`; `error` makes the
+    exception from the frame that is interrupted. `re` looks for signals while it searches.
     """
     if threading.current_thread() is not threading.main_thread():
         yield lambda seconds: None

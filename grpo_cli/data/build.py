@@ -149,18 +149,11 @@ def build_datasets(
 
     Rows carry `prompt`, `row_id` (place in the source, from 0) and all other columns; of scored data, a
     row is a group, with `responses` and `rewards`. With images, `images` holds those of a row, decoded when it is
-    read. Prompts are rendered after `dataset.columns` is applied, so templates may use the new columns.
+    read. Prompts are rendered after `dataset.columns` is applied, so templates may use the new columns. Without
+    `count_tokens`, or in a split of more than `most_counted` rows, nothing is dropped for its length.
 
-    Args:
-        recipe: The whole recipe.
-        has_chat_template: Whether the tokenizer has one.
-        count_tokens: Tokens of a prompt as the model will see it; without it nothing is dropped
-            for its length.
-        most_counted: Rows of a split beyond which nothing is dropped for its length either.
-
-    Raises:
-        RecipeError: The data does not fit the recipe, or no row is left.
-        SetupError: The hub cannot be reached.
+    Raises `RecipeError` if the data does not fit the recipe, or no row is left, and `SetupError` if the hub
+    cannot be reached.
     """
     dataset = recipe.dataset
     trains: list[_Split] = []
@@ -244,9 +237,7 @@ def _places(sizes: Sequence[int], first: int, draws: Iterable[Draw]) -> list[int
 
 
 def _read_splits(
-    recipe: Recipe,
-    dataset: SingleDataset,
-    has_chat_template: bool,
+    recipe: Recipe, dataset: SingleDataset, has_chat_template: bool
 ) -> tuple[_Split, _Split | None, GroupReport | None]:
     """Return the rows to train on, those held out, and what became of groups that are scored already."""
     style = resolve_style(dataset.prompt, has_chat_template)
@@ -382,8 +373,7 @@ def make_rows(
 ) -> Iterator[tuple[int, Row, Prompt]]:
     """Yield the place, all columns and the prompt of each row that no pattern drops.
 
-    Raises:
-        RecipeError: A pattern or a template fails on a row.
+    Raises `RecipeError` if a pattern or a template fails on a row.
     """
     for place, row in keep_rows(dataset, rows, names):
         yield place, row, _render(renderer, row, names, place)
@@ -423,8 +413,7 @@ def _has_one_style(rows: pyarrow.Table) -> bool:
 def check_one_style(rows: Iterable[Row], named_by: str | None = None) -> None:
     """Refuse prompts of both kinds: TRL looks only at the first one to tell messages from text.
 
-    Raises:
-        RecipeError: Some are messages and some are text.
+    Raises `RecipeError` if some are messages and some are text.
     """
 
     def name(row: Row) -> str:
@@ -487,11 +476,7 @@ def _percentiles(counts: list[int]) -> PromptTokens | None:
 
 
 def check_characters(row: Row, where: str) -> None:
-    """Refuse half a character, which no tokenizer reads.
-
-    Raises:
-        RecipeError: The row has one.
-    """
+    """Refuse half a character, which no tokenizer reads, with a `RecipeError`."""
     try:
         canonical_json(row).encode()
     except UnicodeEncodeError as error:

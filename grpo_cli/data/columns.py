@@ -40,16 +40,7 @@ class ColumnExtractor:
     def __init__(
         self, columns: Mapping[str, ColumnConfig], available: Iterable[str], names: RowNames
     ) -> None:
-        """Check the columns.
-
-        Args:
-            columns: New name → source column and pattern.
-            available: The columns of all rows.
-            names: The rows' names in messages.
-
-        Raises:
-            RecipeError: With a problem for each column that cannot be made.
-        """
+        """Check the columns; raises `RecipeError` with a problem for each that cannot be made."""
         self._columns, self.names = columns, names
         self._patterns = check_columns(columns, available, names.split)
         self._misses: dict[str, tuple[int, str]] = {}
@@ -58,10 +49,7 @@ class ColumnExtractor:
     def extract(self, block: Columns, size: int, first: int = 0) -> tuple[Sequence[int], Columns]:
         """Return the places and columns, old and new, of the rows in which each pattern is found.
 
-        Args:
-            block: Columns of some rows; those that new columns are made of, at least.
-            size: The number of these rows.
-            first: The place of the first one in the split.
+        `block` holds at least what new columns are made of; `first` is the place of its first row in the split.
         """
         places = range(first, first + size)
         if not self._columns:
@@ -114,11 +102,7 @@ class ColumnExtractor:
         return found
 
     def finish(self, total: int) -> None:
-        """Refuse patterns that must match every row and did not; `total` is the number of rows.
-
-        Raises:
-            RecipeError: With a problem for each of them.
-        """
+        """Refuse patterns that must match every row of `total` and did not, with a `RecipeError`."""
         problems = []
         for name, (count, where) in self._misses.items():
             column, fix = self._columns[name], "correct the pattern"
@@ -138,11 +122,7 @@ class ColumnExtractor:
 def keep_rows(
     dataset: SingleDataset, rows: Sequence[Row], names: RowNames
 ) -> Iterator[tuple[int, Row]]:
-    """Yield the place and all columns of each row that no pattern drops.
-
-    Raises:
-        RecipeError: With a problem for each column that cannot be made; of patterns that miss rows, at the end.
-    """
+    """Yield the place and all columns of each row that no pattern drops; raises as `ColumnExtractor`."""
     added = {SOURCE: dataset.source_name} if dataset.source_name else {}
     available = columns_of(rows)
     extractor = ColumnExtractor(dataset.columns, available, names)
@@ -168,18 +148,9 @@ def _read(block: Columns, name: str, size: int) -> Sequence[Any]:
 def check_columns(
     columns: Mapping[str, ColumnConfig], available: Iterable[str] | None, split: str = "training"
 ) -> dict[str, re.Pattern[str]]:
-    """Check the recipe's columns against those of the source.
+    """Return the compiled patterns of the recipe's columns, by name; `available` is None if it is not known.
 
-    Args:
-        columns: New name → source column and pattern.
-        available: The source's columns; None if they are not known.
-        split: `training` or `evaluation`, for messages.
-
-    Returns:
-        New name → compiled pattern, for those that have one.
-
-    Raises:
-        RecipeError: With one problem for each reserved name, missing source and ill-formed pattern.
+    Raises `RecipeError` with one problem for each reserved name, missing source and ill-formed pattern.
     """
     existing = None if available is None else list(available)
     problems: list[Issue] = []

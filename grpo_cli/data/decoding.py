@@ -33,11 +33,7 @@ class RgbImage(Image):
     """Images that are decoded as `decode_image` says."""
 
     def decode_example(self, value: Any, token_per_repo_id: Any = None) -> Any:
-        """Return an RGB `PIL.Image.Image`.
-
-        Raises:
-            RunError: It cannot be read.
-        """
+        """Return an RGB `PIL.Image.Image`; raises `RunError` if it cannot be read."""
         if not isinstance(value, dict):
             return value
         try:

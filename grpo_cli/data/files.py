@@ -60,15 +60,7 @@ class RowFile:
 
 
 def find_files(paths: Iterable[str], field: str) -> list[RowFile]:
-    """Return the files a recipe names.
-
-    Args:
-        paths: Absolute, or relative to the working directory.
-        field: Dotted path into the recipe, for messages.
-
-    Raises:
-        RecipeError: With one problem for each path that is missing, a folder, or of another kind.
-    """
+    """Return the files that a recipe names at `field`; raises `RecipeError` with all wrong paths."""
     named = list(paths)
     fields = [f"{field}.{index}" if len(named) > 1 else field for index in range(len(named))]
     files = [RowFile(Path(path).expanduser(), at) for path, at in zip(named, fields, strict=True)]
@@ -114,8 +106,7 @@ def _names_beside(path: Path) -> list[str]:
 def iterate_rows(file: RowFile) -> Iterator[Row]:
     """Yield the rows of one file, in order.
 
-    Raises:
-        RecipeError: The file is empty, unreadable or malformed; where it can, with the line.
+    Raises `RecipeError` if the file is empty, unreadable or malformed; where it can, with the line.
     """
     found = False
     try:
@@ -287,9 +278,6 @@ def preview_file(file: RowFile, most: int = PREVIEW_ROWS) -> tuple[list[Row], in
 
     A JSONL file is parsed for its first rows only and its other lines are counted; CSV and JSON are read
     whole; of parquet, the first rows and the count in its footer.
-
-    Raises:
-        RecipeError: The file is empty or malformed where it was read.
     """
     rows = iterate_rows(file)
     first = list(islice(rows, most))

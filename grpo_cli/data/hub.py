@@ -30,12 +30,7 @@ def load_split(
     limit: int | None,
     gather: Callable[[Iterable[Row]], Sequence[Row]] = list,
 ) -> Sequence[Row]:
-    """Return one split, or its first rows, as the sequence that `gather` makes of them.
-
-    Raises:
-        RecipeError: There is no such configuration or split.
-        SetupError: The hub cannot be reached or does not have the dataset.
-    """
+    """Return one split, or its first rows, as `gather` makes a sequence of them; raises as `iterate_split`."""
     if dataset.streams:
         # What is not streamed is downloaded whole, with all splits.
         rows = gather(islice(iterate_split(dataset, key), limit))
@@ -52,9 +47,8 @@ def load_split(
 def iterate_split(dataset: HubDataset, key: str) -> Iterator[Row]:
     """Yield the rows of one split as they are downloaded.
 
-    Raises:
-        RecipeError: There is no such configuration or split.
-        SetupError: The hub cannot be reached or does not have the dataset.
+    Raises `RecipeError` if there is no such configuration or split, and `SetupError` if the hub cannot be
+    reached or does not have the dataset.
     """
     with _explaining(dataset, key):
         yield from _open_split(dataset, key, streaming=True)

@@ -29,11 +29,7 @@ _CONVERT = "convert it to PNG or JPEG"
 
 
 def check_image_columns(columns: Iterable[str], available: Iterable[str], rows: str) -> None:
-    """Check that there are the columns that hold images; `rows` is what messages call the rows.
-
-    Raises:
-        RecipeError: There are not.
-    """
+    """Check that there are the columns that hold images; `rows` is what `RecipeError` calls the rows."""
     names = list(available)
     for name in columns:
         if name not in names:
@@ -78,16 +74,9 @@ def image_values(row: Row, columns: Iterable[str]) -> list[tuple[str, Any]]:
 
 
 def read_images(row: Row, columns: Iterable[str], where: str, folder: Path | None) -> list[Image]:
-    """Return a row's images; of each, the first and last bytes are read.
+    """Return a row's images; of each, the first and last bytes are read. Relative paths are below `folder`.
 
-    Args:
-        row: Column name → value.
-        columns: Those that hold images.
-        where: What messages call the row.
-        folder: What paths are relative to; None for the working directory.
-
-    Raises:
-        RecipeError: One of them is no picture that Pillow reads.
+    Raises `RecipeError` if one of them is no picture that Pillow reads.
     """
     images = []
     for column, value in image_values(row, columns):
@@ -103,8 +92,7 @@ def read_images(row: Row, columns: Iterable[str], where: str, folder: Path | Non
 def as_image(value: Any, folder: Path | None) -> Image:
     """Return an image as `datasets` stores it; `folder` is what a path is relative to.
 
-    Raises:
-        ImageError: The value is none.
+    Raises `ImageError` if the value is none.
     """
     if isinstance(value, str):
         if "://" in value or value.startswith("data:"):
@@ -136,14 +124,9 @@ def name_images(images: Iterable[Image]) -> list[str]:
 
 
 def check_image(image: Image, *, decodes: bool = False) -> None:
-    """Check that an image is there, and whole.
+    """Check that an image is there, and whole; one whose format has no end to look for is decoded with `decodes`.
 
-    Args:
-        image: The image.
-        decodes: Whether it is decoded if its format has no end that can be looked for.
-
-    Raises:
-        ImageError: It cannot be used.
+    Raises `ImageError` if it cannot be used.
     """
     read_size(image)
     start, tail = _read_ends(image)
@@ -165,8 +148,7 @@ def _read_ends(image: Image) -> tuple[bytes, bytes]:
 def read_size(image: Image) -> tuple[int, int]:
     """Return the width and height of an image, turned upright, from its first bytes.
 
-    Raises:
-        ImageError: There is no such file, or Pillow does not open it.
+    Raises `ImageError` if there is no such file, or Pillow does not open it.
     """
     with _opened(image) as picture:
         width, height = picture.size
@@ -175,12 +157,9 @@ def read_size(image: Image) -> tuple[int, int]:
 
 
 def decode_image(image: Image) -> Any:
-    """Return an image as an upright RGB `PIL.Image.Image`, on white if it is transparent.
+    """Return an image as an upright RGB `PIL.Image.Image`, on white if it is transparent, or raise `ImageError`.
 
     Its `filename` is the path, as that of an image that Pillow opened; empty if it has none.
-
-    Raises:
-        ImageError: It cannot be read.
     """
     from PIL import ImageOps
 
@@ -248,11 +227,7 @@ def _as_rgb(picture: Any) -> Any:
 
 
 def as_picture(value: Any) -> Any:
-    """Return an image, also a `PIL.Image.Image`, as `decode_image` does.
-
-    Raises:
-        ImageError: It cannot be read, or is empty.
-    """
+    """Return an image, also a `PIL.Image.Image`, as `decode_image` does, or raise `ImageError`."""
     from PIL import Image as Pillow
     from PIL import ImageOps
 

@@ -31,13 +31,7 @@ def draw_rows(
     """Yield the rows of one epoch, which ends when every row of every source has been drawn.
 
     At any point the draws from a source differ by less than one from its share of all draws, which is exact to
-    one in `_MOST_PERIOD`.
-
-    Args:
-        sizes: Rows of each source, at least one.
-        ratios: Of the sources, above 0; their sum does not matter.
-        seed: Shuffles the rows of each source, for each pass anew.
-        shuffle: Whether rows are shuffled; otherwise sources keep their order.
+    one in `_MOST_PERIOD`. Each pass over a source is shuffled by `seed` and its number.
     """
     passes = [
         _rows(size, f"{seed}/{source}" if shuffle else None) for source, size in enumerate(sizes)
@@ -88,11 +82,7 @@ def _as_weights(ratios: Sequence[float]) -> list[int]:
 
 
 def count_draws(dataset: MixtureDataset, sizes: Sequence[int]) -> int:
-    """Return the prompts of an epoch.
-
-    Raises:
-        RecipeError: They are more than `MOST_DRAWS`.
-    """
+    """Return the prompts of an epoch; raises `RecipeError` if they are more than `MOST_DRAWS`."""
     ratios = [source.ratio for source in dataset.sources]
     epochs = [size * sum(ratios) / ratio for size, ratio in zip(sizes, ratios, strict=True)]
     if max(epochs) > MOST_DRAWS:
@@ -147,11 +137,7 @@ def place_issues(issues: Iterable[Issue], place: int, name: str | None) -> list[
 
 @contextmanager
 def naming_source(place: int, name: str | None) -> Iterator[None]:
-    """Add a source to the errors of what is done inside.
-
-    Raises:
-        RecipeError: As was raised inside.
-    """
+    """Add a source to the `RecipeError`s of what is done inside."""
     try:
         yield
     except RecipeError as error:

@@ -52,14 +52,9 @@ def is_plain(text: str) -> bool:
 
 
 def template_columns(text: str, path: str = USER) -> frozenset[str]:
-    """Return the columns a template reads.
+    """Return the columns a template reads; `path` is its place in the recipe.
 
-    Args:
-        text: The template.
-        path: Dotted path of the template in the recipe, for messages.
-
-    Raises:
-        RecipeError: The template has a syntax error; with its line.
+    Raises `RecipeError` if the template has a syntax error; with its line.
     """
     if is_plain(text):
         return frozenset(_PLAIN_COLUMN.findall(text))
@@ -83,8 +78,7 @@ def template_columns(text: str, path: str = USER) -> frozenset[str]:
 def resolve_style(prompt: PromptConfig, has_chat_template: bool) -> Style:
     """Return whether prompts are messages or plain text.
 
-    Raises:
-        RecipeError: The recipe needs messages, and the tokenizer has no chat template.
+    Raises `RecipeError` if the recipe needs messages, and the tokenizer has no chat template.
     """
     if prompt.style == "text":
         return "text"
@@ -150,14 +144,9 @@ class Renderer:
         self._has_marks = bool(prompt.images) and MARK in named.get(USER, ())
 
     def render(self, row: Row, where: str = "the row") -> Prompt:
-        """Return the prompt of one row.
+        """Return the prompt of one row, which messages call `where`.
 
-        Args:
-            row: Column name → value.
-            where: What messages call the row, such as `row 7 of train.jsonl`.
-
-        Raises:
-            RecipeError: A template fails on the row, or the prompt is empty or ill-formed.
+        Raises `RecipeError` if a template fails on the row, or the prompt is empty or ill-formed.
         """
         prompt = self._from_template(row, where) if self._templated else self._own(row, where)
         text = prompt if isinstance(prompt, str) else prompt[-1]["content"]
@@ -174,12 +163,7 @@ class Renderer:
     def render_block(
         self, columns: Mapping[str, Sequence[Any]], size: int
     ) -> dict[str, list[str]] | None:
-        """Return the texts of each role's message in a block of rows; None if rows must be rendered one by one.
-
-        Args:
-            columns: The values of each column.
-            size: The number of rows.
-        """
+        """Return the texts of each role's message in `size` rows; None if rows must be rendered one by one."""
         if self._in_parts or not self._templated:
             return None
         made = {}
@@ -350,16 +334,9 @@ def _compile(text: str) -> "Template":
 
 
 def render_template(text: str, row: Row, where: str, path: str) -> str:
-    """Fill a template with a row.
+    """Fill a template with a row; messages call the row `where`, and the template by its path in the recipe.
 
-    Args:
-        text: The template.
-        row: Column name → value.
-        where: What messages call the row, such as `row 7 of train.jsonl`.
-        path: Dotted path of the template in the recipe, for messages.
-
-    Raises:
-        RecipeError: The template fails on the row.
+    Raises `RecipeError` if the template fails on the row.
     """
     form, names = _plain_form(text)
     if form and all(type(row.get(name)) in _PRINTED for name in names):

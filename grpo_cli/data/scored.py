@@ -8,13 +8,7 @@ from statistics import median_low
 from typing import Any
 
 from grpo_cli.data.columns import keep_rows
-from grpo_cli.data.prompts import (
-    Prompt,
-    Renderer,
-    is_plain,
-    render_template,
-    template_columns,
-)
+from grpo_cli.data.prompts import Prompt, Renderer, is_plain, render_template, template_columns
 from grpo_cli.data.rows import Row, RowNames, canonical_json, show
 from grpo_cli.errors import recipe_error
 from grpo_cli.recipe.dataset import ScoredDataset
@@ -52,17 +46,10 @@ def make_groups(
 ) -> list[Row]:
     """Return one row for each prompt, in the order in which prompts first appear.
 
-    Args:
-        dataset: The section of the recipe.
-        rows: Place in the source, and the row.
-        prompts: The rendered prompt of each row.
-        names: Names of the rows in messages.
+    Takes rows with their places in the source, and their prompts; returns `prompt`, `row_id` (place of the
+    prompt's first row), `responses` and `rewards`.
 
-    Returns:
-        Rows of `prompt`, `row_id` (place of the prompt's first row), `responses` and `rewards`.
-
-    Raises:
-        RecipeError: A response cannot be rendered, or a reward is no finite number.
+    Raises `RecipeError` if a response cannot be rendered, or a reward is no finite number.
     """
     groups: dict[str, Row] = {}
     for (place, row), prompt in zip(rows, prompts, strict=True):
@@ -75,11 +62,7 @@ def make_groups(
 
 
 def drop_single(groups: Sequence[Row], name: str) -> list[Row]:
-    """Return the groups of two responses or more.
-
-    Raises:
-        RecipeError: There is none.
-    """
+    """Return the groups of two responses or more; raises `RecipeError` if there is none."""
     kept = [group for group in groups if len(group["responses"]) > 1]
     if not kept:
         message = f"each of the {len(groups)} {name} prompts has a single response, so none can be compared"
@@ -106,9 +89,8 @@ def report_groups(groups: Sequence[Row], single: int) -> GroupReport:
 def look_at_groups(dataset: ScoredDataset, rows: Sequence[Row], names: RowNames) -> GroupReport:
     """Return the sizes of the groups of one split; needs no tokenizer.
 
-    Raises:
-        RecipeError: A prompt or response cannot be rendered, a reward is no finite number, or no prompt
-            has several responses.
+    Raises `RecipeError` if a prompt or response cannot be rendered, a reward is no finite number, or no
+    prompt has several responses.
     """
     renderer = Renderer(dataset.prompt, "text" if dataset.prompt.style == "text" else "chat")
     kept = list(keep_rows(dataset, rows, names))

@@ -24,8 +24,7 @@ def read_solve_rates(path: str, right: Mapping[str, float]) -> dict[str, float]:
         right: Rewards that say whether an answer is right, each with its score of a right one.
 
     Raises:
-        RecipeError: There is no such file, it cannot be read, or it has no samples with these rewards; or the
-            evaluation was not finished.
+        RecipeError: There are no samples with these rewards, or the evaluation was not finished.
     """
     shares: dict[str, list[float]] = {}
     for sample in _read_samples(Path(path)):
@@ -43,11 +42,7 @@ def read_solve_rates(path: str, right: Mapping[str, float]) -> dict[str, float]:
 def find_matches(
     rates: Mapping[str, float], prompts: Sequence[Any], path: str
 ) -> list[float | None]:
-    """Return the rate of each prompt; None if it has no samples.
-
-    Raises:
-        RecipeError: No prompt has one.
-    """
+    """Return the rate of each prompt; None if it has no samples; raises `RecipeError` if no prompt has one."""
     found = [rates.get(canonical_json(prompt)) for prompt in prompts]
     if all(rate is None for rate in found):
         seen = f"none of the {len(rates)} prompts of {path} is a training prompt, word for word"

@@ -147,19 +147,13 @@ class Preview:
 def read_rows(
     dataset: SingleDataset, seed: int, gather: Callable[[Iterable[Row]], Sequence[Row]] = list
 ) -> SourceRows:
-    """Read the rows a recipe names and divide them.
+    """Read the rows a recipe names and divide them; `gather` makes a sequence of rows that are read one by one.
 
     With `eval_fraction` all rows are read, for `hold_out` to divide. Of streamed data the first training rows
     are read.
 
-    Args:
-        dataset: The section of the recipe; its paths are absolute or relative to the working directory.
-        seed: Draws the training rows of reasoning-gym.
-        gather: Makes a sequence of rows that are read one by one; it may store them as it likes.
-
-    Raises:
-        RecipeError: A file, row or setting cannot be used.
-        SetupError: The hub cannot be reached or does not have the dataset.
+    Raises `RecipeError` if a file, row or setting cannot be used, and `SetupError` if the hub cannot be
+    reached or does not have the dataset.
     """
     check_held_out(dataset)
     limit = None if dataset.eval_fraction else dataset.rows_read
@@ -188,14 +182,9 @@ def read_rows(
 
 
 def preview(dataset: DatasetConfig, seed: int) -> Preview:
-    """Look at the rows a recipe names, reading as little as it can.
+    """Return what can be seen of the rows a recipe names, reading as little as possible.
 
-    Args:
-        dataset: The section of the recipe.
-        seed: The recipe's seed; counts do not depend on it.
-
-    Returns:
-        What could be seen: a missing evaluation file, say, does not hide the training rows.
+    A missing evaluation file, say, does not hide the training rows.
     """
     if isinstance(dataset, MixtureDataset):
         return join_previews(dataset, [preview(source, seed) for source in dataset.sources])
@@ -394,8 +383,7 @@ def _split_sizes(dataset: SingleDataset, train: int, held: int | None) -> tuple[
 def held_out_count(prompts: int, fraction: float) -> int:
     """Return how many of so many prompts `eval_fraction` holds out: at least one, and one stays for training.
 
-    Raises:
-        RecipeError: There are fewer than two.
+    Raises `RecipeError` if there are fewer than two.
     """
     if prompts < 2:
         message = f"the rows have {count_noun(prompts, 'prompt')}; {fraction:g} of that cannot be held out"
@@ -412,16 +400,11 @@ def identify(row: Row) -> str:
 
 
 def hold_out(prompts: Iterable[Hashable], fraction: float, seed: int) -> set[int]:
-    """Return the places of the rows that are held out.
+    """Return the places of the rows that `eval_fraction` holds out, by what `identify` gives for each of all rows.
 
-    Args:
-        prompts: What `identify` gives for each row; rows with the same prompt stay together. All rows, so that
-            limits do not change what is held out.
-        fraction: `dataset.eval_fraction`, a share of the distinct prompts.
-        seed: `dataset.eval_seed`.
+    Rows with the same prompt stay together; `fraction` is a share of the distinct prompts.
 
-    Raises:
-        RecipeError: There are fewer than two prompts.
+    Raises `RecipeError` if there are fewer than two prompts.
     """
     numbers: dict[Hashable, int] = {}
     numbered = [numbers.setdefault(prompt, len(numbers)) for prompt in prompts]
@@ -437,11 +420,7 @@ def has_eval(dataset: DatasetConfig) -> bool:
 
 
 def check_held_out(dataset: SingleDataset) -> None:
-    """Check the settings about evaluation against each other.
-
-    Raises:
-        RecipeError: Two settings hold rows out, or a limit is put on rows that are not there.
-    """
+    """Check the settings about evaluation against each other; raises `RecipeError`."""
     named = dataset.named_eval
     if named and dataset.eval_fraction is not None:
         message = f"`{named}` and `eval_fraction` both say what is held out for evaluation"

@@ -6,13 +6,7 @@ from collections.abc import Iterable, Iterator
 from itertools import count, islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from grpo_cli.data.build import (
-    BuiltData,
-    CountTokens,
-    check_characters,
-    check_one_style,
-    make_rows,
-)
+from grpo_cli.data.build import BuiltData, CountTokens, check_characters, check_one_style, make_rows
 from grpo_cli.data.files import find_files, iterate_rows
 from grpo_cli.data.hub import iterate_split
 from grpo_cli.data.prompts import Renderer, resolve_style
@@ -34,16 +28,7 @@ def stream_rows(
     Rows are those that `build_datasets` would make, except that they have the columns of the first rows alone.
     Iterating again begins anew, so that a resumed run gets the rows of an unbroken one by skipping. For the
     trainer all passes are one epoch: with more, it could not tell from a step's number how many rows to skip.
-
-    Args:
-        recipe: The whole recipe.
-        data: What `build_datasets` returned.
-        has_chat_template: Whether the tokenizer has one.
-        count_tokens: Tokens of a prompt as the model will see it.
-
-    Raises:
-        RecipeError: While iterating: the file or the row does not fit the recipe.
-        SetupError: While iterating: the hub cannot be reached.
+    Errors of a file, a row or the hub are raised while iterating.
     """
     from datasets import IterableDataset
 

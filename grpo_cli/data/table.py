@@ -41,8 +41,7 @@ _EXACT = ({str}, {int}, {float}, {bool})
 def as_table(rows: Iterable[Row]) -> pyarrow.Table:
     """Return rows as a table; every row has every column.
 
-    Raises:
-        RecipeError: A text holds half a character, which no tokenizer reads.
+    Raises `RecipeError` if a text holds half a character, which no tokenizer reads.
     """
     rest = iter(rows)
     blocks = []
@@ -55,8 +54,7 @@ def as_table(rows: Iterable[Row]) -> pyarrow.Table:
 def as_array(name: str, values: Sequence[Any]) -> pyarrow.Array:
     """Return values of a column as an Arrow array, encoded if Arrow would refuse or alter them.
 
-    Raises:
-        RecipeError: A text holds half a character, which no tokenizer reads.
+    Raises `RecipeError` if a text holds half a character, which no tokenizer reads.
     """
     is_exact = {*map(type, values)} - {type(None)} in _EXACT
     try:

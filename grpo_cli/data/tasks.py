@@ -65,8 +65,7 @@ def _registered_name(source: str) -> str | None:
 def check_task(dataset: ReasoningGymDataset) -> None:
     """Check the task's name and the names of its parameters, without importing reasoning-gym.
 
-    Raises:
-        RecipeError: reasoning-gym is not installed, or a name is unknown.
+    Raises `RecipeError` if reasoning-gym is not installed, or a name is unknown.
     """
     path = find_task(dataset.task)
     if path is None:
@@ -126,18 +125,12 @@ def _parameters(path: Path) -> frozenset[str]:
 def draw_rows(
     dataset: ReasoningGymDataset, seed: int, limit: int | None = None
 ) -> tuple[list[Row], list[Row] | None]:
-    """Draw rows to hold out, with distinct questions, then training rows that ask none of them.
+    """Draw rows to hold out, with distinct questions, then at most `limit` training rows that ask none of them.
 
-    Args:
-        dataset: The section of the recipe.
-        seed: Seed of the training rows; what is held out depends on `dataset.eval_seed` alone.
-        limit: Draw no more training rows than this.
+    What is held out depends on `dataset.eval_seed` alone. Returns training rows and held-out rows, None if
+    `eval_size` is 0.
 
-    Returns:
-        Training rows and held-out rows (None where `eval_size` is 0), with `metadata` as a dict.
-
-    Raises:
-        RecipeError: The task refuses its parameters, or has too few distinct questions.
+    Raises `RecipeError` if the task refuses its parameters, or has too few distinct questions.
     """
     check_task(dataset)
     size = min(dataset.size, limit or dataset.size)

@@ -6,12 +6,7 @@ from typing import Any
 
 from grpo_cli.checks.recipe_checks import CheckedRecipe
 from grpo_cli.data.mixing import spread_rows
-from grpo_cli.env_test.testing import (
-    ROWS,
-    EnvironmentTestResult,
-    Progress,
-    try_environments,
-)
+from grpo_cli.env_test.testing import ROWS, EnvironmentTestResult, Progress, try_environments
 from grpo_cli.environments.agents import Totals
 from grpo_cli.environments.episode import Episode
 from grpo_cli.errors import SetupError, UsageError
@@ -26,21 +21,12 @@ from grpo_cli.rewards.scoring import Reward, weighted_sum
 
 
 def try_recipe(
-    checked: CheckedRecipe,
-    *,
-    rows: int | None = None,
-    on_progress: Progress = lambda what: None,
+    checked: CheckedRecipe, *, rows: int | None = None, on_progress: Progress = lambda what: None
 ) -> EnvironmentTestResult:
-    """Try a recipe's tools and environments on rows of its training data.
+    """Try a recipe's tools and environments on rows of its training data; `rows` is their number.
 
-    Args:
-        checked: A recipe without errors.
-        rows: How many rows; None: the default, or fewer if resets are slow.
-        on_progress: Called with what is being done.
-
-    Raises:
-        UsageError: The recipe has neither tools nor an environment.
-        GrpoError: The data or a reward cannot be loaded, or a reward fails.
+    Raises `UsageError` if the recipe has neither tools nor an environment, and `GrpoError` if the data or a
+    reward cannot be loaded, or a reward fails.
     """
     recipe = checked.recipe
     if not recipe.has_episodes:

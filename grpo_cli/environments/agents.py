@@ -61,11 +61,7 @@ def make_agents(dialogue: Dialogue, *, has_gold: bool, has_tools: bool) -> dict[
         return _break_call(dialogue, episode.tools[-1].name) if episode.tools else ""
 
     agents: dict[str, Answers] = {GOLD: gold} if has_gold else {}
-    agents |= {
-        "silent": lambda episode: "",
-        "oversized": lambda episode: None,
-        "repeating": repeat,
-    }
+    agents |= {"silent": lambda episode: "", "oversized": lambda episode: None, "repeating": repeat}
     if has_tools and (unknown := dialogue.write_call(_UNKNOWN, {})) is not None:
         agents |= {"malformed call": malformed, "unknown tool": lambda episode: unknown}
     return agents
@@ -95,8 +91,7 @@ def play_agent(
 ) -> AgentResult:
     """Play an episode of each row with an agent; `score` gives the recipe's rewards, `trial` keeps times of calls.
 
-    Raises:
-        GrpoError: A call failed and `on_tool_error` is `raise`, or a reward fails.
+    Raises `GrpoError` if a call failed and `on_tool_error` is `raise`, or a reward fails.
     """
     episodes = player.begin(rows)
     first: list[int] = []

@@ -66,9 +66,8 @@ def describes(function: Callable[..., Any], name: str) -> bool:
 def make_schema(function: Callable[..., Any], declared: Mapping[str, Any]) -> dict[str, Any]:
     """Return a function's schema: transformers' for plain arguments, pydantic's for those that are declared.
 
-    Raises:
-        UndescribedError: The type of an argument has no schema.
-        Exception: Whatever transformers meets in annotations and docstrings.
+    Raises `UndescribedError` if the type of an argument has no schema, and `Exception` for whatever
+    transformers meets in annotations and docstrings.
     """
     from transformers.utils import get_json_schema
 

@@ -64,16 +64,11 @@ Chain = Generator[Callable[[], Any], Outcome, T]
 def run_chains(chains: Sequence[Chain[T]], *, parallel: int, timeout_s: float) -> list[T]:
     """Run chains of calls side by side; return what each returned.
 
-    Each call has a thread of its own, and nothing that it raises, `SystemExit` included, reaches the caller. A
-    late call is left behind: its thread is asked to end, and does not keep the process alive.
+    The chains run on this thread; each of their calls, at most `parallel` at a time, has a thread of its own.
+    Nothing that a call raises, `SystemExit` included, reaches the caller. One that takes longer than `timeout_s`
+    is left behind: its thread is asked to end, and does not keep the process alive.
 
-    Args:
-        chains: They run on this thread, only their calls on others.
-        parallel: Calls that run at the same time.
-        timeout_s: Time limit of each call, from its own start.
-
-    Raises:
-        EpisodeError: Too many late calls still run.
+    Raises `EpisodeError` if too many late calls still run.
     """
     results: list[Any] = [None] * len(chains)
     waiting: deque[tuple[int, Callable[[], Any]]] = deque()
@@ -346,11 +341,7 @@ def read_reward(environment: Environment) -> Reward | None:
 
 
 def as_reward(value: Any) -> Reward | None:
-    """Return a reward as plain numbers.
-
-    Raises:
-        TypeError, ValueError: It is something else.
-    """
+    """Return a reward as plain numbers; raises `TypeError` or `ValueError` if it is something else."""
     if isinstance(value, Mapping):
         return {str(name): _as_number(part) for name, part in value.items()}
     return None if value is None else _as_number(value)

@@ -92,12 +92,7 @@ class ToolParams(_KindParams):
     """The parameters of one kind of tools; a subclass's docstring says what it offers."""
 
     def open(self) -> "ToolSource":
-        """Load or connect to the tools.
-
-        Raises:
-            EpisodeError: They cannot be used.
-            SetupError: A package is missing.
-        """
+        """Load or connect to it; raises `EpisodeError`, or `SetupError` if a package is missing."""
         raise NotImplementedError
 
 
@@ -121,12 +116,7 @@ class EnvironmentParams(_KindParams):
         return True
 
     def open(self) -> "EnvironmentSource":
-        """Load or connect to what makes environments.
-
-        Raises:
-            EpisodeError: It cannot be used.
-            SetupError: A package is missing.
-        """
+        """Load or connect to it; raises `EpisodeError`, or `SetupError` if a package is missing."""
         raise NotImplementedError
 
 

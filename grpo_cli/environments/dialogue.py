@@ -140,8 +140,7 @@ class Dialogue:
 
         Source: `GRPOTrainer._get_tool_suffix_ids` (trl 1.16): they are cut out of a short dialogue.
 
-        Raises:
-            EpisodeError: They cannot be cut out.
+        Raises `EpisodeError` if they cannot be cut out.
         """
         is_tool = replies[0]["role"] == "tool"
         ids = self._encode_results(replies, has_end) if is_tool else self._encode_texts(replies)
@@ -192,8 +191,7 @@ class Dialogue:
     ) -> list[int]:
         """Return the tokens of a text in which images have their places.
 
-        Raises:
-            EpisodeError: The processor refuses them.
+        Raises `EpisodeError` if the processor refuses them.
         """
         if not self.reads_images:
             return self.encode_text(text)

@@ -100,11 +100,7 @@ class Trial:
     def run(
         self, name: str, function: Callable[[], Any], *, limit_s: float, level: Level = "error"
     ) -> Any:
-        """Call a function of the user's under a time limit.
-
-        Raises:
-            _FaultError: It failed.
-        """
+        """Call a function of the user's under a time limit; raises `_FaultError` if it failed."""
         [outcome] = run_calls([lambda: settle(function())], parallel=1, timeout_s=limit_s)
         if outcome.fault:
             self._report_fault(name, outcome, level)
@@ -115,8 +111,7 @@ class Trial:
     def run_tool(self, tool: Tool, arguments: Mapping[str, Any]) -> str:
         """Call a tool with arguments that are made up, so that it may refuse them; return what it says.
 
-        Raises:
-            _FaultError: Its process has ended.
+        Raises `_FaultError` if its process has ended.
         """
         name, call = f"{tool.name}()", partial(self.caller.call, tool, arguments)
         try:

@@ -11,11 +11,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
-from grpo_cli.data.images import (
-    fill_images,
-    images_of,
-    without_images,
-)
+from grpo_cli.data.images import fill_images, images_of, without_images
 from grpo_cli.environments.calls import (
     BrokenEnvironmentError,
     Caller,
@@ -100,8 +96,7 @@ class Player:
     def begin(self, rows: Sequence[Mapping[str, Any]]) -> list[Episode]:
         """Reset an environment for each row, and add what it says to the row's prompt.
 
-        Raises:
-            EpisodeError: One cannot be made or reset; all are closed then.
+        Raises `EpisodeError` if one cannot be made or reset; all are closed then.
         """
         offers = [(tool, find_rows(when, rows)) for tool, when in self._tools]
         episodes = []
@@ -168,8 +163,7 @@ class Player:
     def _read_rewards(self, episodes: Sequence[Episode]) -> None:
         """Ask the environments for their rewards, but for episodes of which the state is not known.
 
-        Raises:
-            EpisodeError: None can be read, or one cannot and `on_tool_error` is `raise`.
+        Raises `EpisodeError` if none can be read, or one cannot and `on_tool_error` is `raise`.
         """
         read = [each for each in episodes if each.environment is not None and each.end != "failed"]
         functions = [partial(read_reward, each.environment) for each in read if each.environment]
@@ -205,13 +199,9 @@ class Player:
     def play(self, episodes: Sequence[Episode], sample: Sampler, agree: Agree = _alone) -> None:
         """Play episodes side by side to their ends, and close their environments.
 
-        Args:
-            episodes: As `begin` made them.
-            sample: Samples the answers of a turn.
-            agree: Makes all processes sample equally many answers at a time, since with vLLM all take part.
+        `agree` makes all processes sample equally many answers at a time, since with vLLM all take part.
 
-        Raises:
-            EpisodeError: A call failed, and `on_tool_error` is `raise`; or no reward can be read.
+        Raises `EpisodeError` if a call failed, and `on_tool_error` is `raise`; or no reward can be read.
         """
         active = list(episodes)
         try:
@@ -390,14 +380,11 @@ def open_player(
 ) -> Iterator[Player]:
     """Open the tools and environments of a recipe, and close them on the way out.
 
-    Args:
-        recipe: With `tools` or an `environment`.
-        processing_class: With a chat template: the tokenizer, or the processor if the recipe has images.
-        stops: Tokens that end an answer; None for the tokenizer's.
+    The processing class is the tokenizer, or the processor if the recipe has images; `stops` are by default the
+    tokenizer's end tokens.
 
-    Raises:
-        EpisodeError: A kind cannot be opened, or the chat template will not do.
-        SetupError: A package is missing.
+    Raises `EpisodeError` if a kind cannot be opened, or the chat template will not do, and `SetupError` if a
+    package is missing.
     """
     with ExitStack() as stack:
         tools: list[tuple[Tool, str | None]] = []
@@ -447,16 +434,10 @@ def sample_episodes(
     agree: Agree = _alone,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> list[list[Completion]]:
-    """Play episodes outside of training, `batch_size` side by side; return those of each row.
+    """Play `samples_per_prompt` episodes of each row outside of training, `batch_size` side by side.
 
-    Args:
-        player: Of the recipe.
-        rows: With `prompt` and `row_id`.
-        draw: Returns answers to prompts of token ids, each of at most so many tokens; `images` as for a `Sampler`.
-        samples_per_prompt: Episodes of each row.
-        batch_size: Episodes played side by side.
-        agree: As for `Player.play`.
-        on_progress: Called after each batch with the episodes played and their total.
+    `draw` returns answers to prompts of token ids, each of at most so many tokens; it gets `images` as a
+    `Sampler`. `on_progress` is called after each batch with the episodes played and their total.
     """
     queue = [row for row in rows for _ in range(samples_per_prompt)]
     played: list[Completion] = []

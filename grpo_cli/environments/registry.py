@@ -39,8 +39,7 @@ _BASES: dict[str, Any] = {"tools": ToolParams, "environment": EnvironmentParams}
 def find_kind(section: str, name: str) -> Any:
     """Return the parameters' class of a kind of `tools` or `environment`; None if there is no such kind.
 
-    Raises:
-        EpisodeError: The package that adds the kind cannot be imported, or adds something else.
+    Raises `EpisodeError` if the package that adds the kind cannot be imported, or adds something else.
     """
     if name in KINDS[section]:
         module, _, owner = KINDS[section][name].partition(".")
@@ -65,8 +64,7 @@ def list_kinds(section: str) -> list[KindDescription]:
 def describe_kind(kind: str) -> dict[str, KindDescription]:
     """Return the descriptions of a kind by section of the recipe: `tools`, `environment`, or both.
 
-    Raises:
-        UsageError: There is no such kind.
+    Raises `UsageError` if there is no such kind.
     """
     found = {section: find_kind(section, kind) for section in KINDS}
     described = {each: describe(kind, params) for each, params in found.items() if params}
@@ -83,11 +81,7 @@ def _load(entry: "EntryPoint") -> Any:
 
 
 def open_kind(section: str, config: KindConfig) -> Any:
-    """Validate an entry's parameters and open it: a `ToolSource` or an `EnvironmentSource`.
-
-    Raises:
-        GrpoError: It cannot be opened; the path is a parameter.
-    """
+    """Return an entry's `ToolSource` or `EnvironmentSource`; raises `GrpoError`, whose path is a parameter."""
     try:
         return find_kind(section, config.kind).model_validate(config.params).open()
     except GrpoError:

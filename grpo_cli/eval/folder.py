@@ -45,11 +45,6 @@ class Chunk:
 def make_chunks(lengths: Sequence[int], size: int, seed: int) -> list[Chunk]:
     """Return chunks of prompts of like length, the longest first, so that memory runs out at once or never.
 
-    Args:
-        lengths: Tokens of each prompt.
-        size: Prompts in a chunk.
-        seed: Of the whole evaluation; each chunk gets one of its own.
-
     Source: the increment of SplitMix64 (Steele, Lea and Flood 2014), so that neighbouring seeds do not overlap.
     """
     order = sorted(range(len(lengths)), key=lambda place: (-lengths[place], place))
@@ -103,11 +98,7 @@ class EvalFolder:
         return data
 
     def check_data(self, data: dict[str, Any]) -> None:
-        """Compare the data with what the evaluation was begun with.
-
-        Raises:
-            UsageError: The data changed, or it is not known what it was.
-        """
+        """Refuse data other than what the evaluation was begun with, with a `UsageError`."""
         if (self.data.is_file() or self.has_samples()) and self.read_data() != data:
             raise UsageError(
                 f"the data changed since {self.path} was begun, and its samples answer the old prompts. "
@@ -129,13 +120,7 @@ class EvalFolder:
         logged_by: Collection[str] = (),
         token_ids: Sequence[Sequence[int]] | None = None,
     ) -> None:
-        """Append one chunk in one write.
-
-        Args:
-            seconds: Spent on sampling it.
-            logged_by: Rewards that log metrics.
-            token_ids: Of each completion, if a reward reads them.
-        """
+        """Append one chunk, sampled in `seconds`, in one write; rewards in `logged_by` log metrics."""
         of_chunk = {"chunk": chunk.number, "chunk_size": len(scored), "chunk_s": seconds}
         records: list[dict[str, Any]] = [{**asdict(each), **of_chunk} for each in scored]
         if logged_by:
@@ -213,8 +198,7 @@ def _read_samples(path: Path) -> list[dict[str, Any]]:
 def open_folder(request: EvalRequest, options: EvalOptions) -> EvalFolder:
     """Return the folder the evaluation goes to: a new one, or an interrupted one.
 
-    Raises:
-        UsageError: It exists already, cannot be written, or there is none to resume.
+    Raises `UsageError` if it exists already, cannot be written, or there is none to resume.
     """
     source, out = Path(request.source), options.out
     # Into the run, or beside the runs.

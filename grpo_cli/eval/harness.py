@@ -38,17 +38,9 @@ def check_harness(name: str | None, tasks: Sequence[str]) -> None:
 def run_harness(
     request: EvalRequest, tasks: Sequence[str], limit: int | None, tell: Progress
 ) -> dict[str, Any]:
-    """Return every subject's scores in every task.
+    """Return every subject's scores in every task: names of tasks, or YAML files of one's own.
 
-    Args:
-        request: Which subjects, and with which backend.
-        tasks: Names of tasks, or YAML files of one's own.
-        limit: Examples of each task; None for all.
-        tell: Told which subject is measured.
-
-    Raises:
-        UsageError: There is no such task.
-        SetupError: A task's data cannot be fetched.
+    Raises `UsageError` if there is no such task, and `SetupError` if a task's data cannot be fetched.
     """
     from grpo_cli.eval.lm_eval_tasks import score_tasks
 
@@ -59,7 +51,7 @@ def run_harness(
         with _open_model(request, subject) as model:
             source = model_folder_or_id(subject.model)
             scored = score_tasks(model, tasks, source=source, limit=limit, seed=request.seed)
-            scores[subject.name] = scored.scores
+            scores[subject.name] = scored
         tell(name, 1, 1)
     return {
         "name": "lm-eval",

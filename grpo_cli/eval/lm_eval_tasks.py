@@ -11,7 +11,6 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -27,16 +26,8 @@ _BOOTSTRAP_ITERS = 1000
 _GROUP = re.compile(r"^group\s*:", re.MULTILINE)
 
 
-@dataclass(frozen=True)
-class TaskScores:
-    """What tasks came to."""
-
-    scores: dict[str, dict[str, dict[str, float | None]]]
-    """Task → metric, such as `acc,none` → `value`, `stderr` and `higher_is_better`; of a group also its tasks'."""
-    groups: tuple[str, ...]
-    """Which of them are groups of others, with the mean over them."""
-    examples: int
-    """How many were answered, in all tasks together."""
+Scores = dict[str, dict[str, float | None]]
+"""Metric, such as `acc,none` → `value`, `stderr` and `higher_is_better`."""
 
 
 @contextmanager
@@ -51,18 +42,14 @@ def wrap_model(model: Any, tokenizer: Any, batch_size: int) -> Iterator[Any]:
 
 def score_tasks(
     model: Any, tasks: Sequence[str], *, source: str, limit: int | None, seed: int
-) -> TaskScores:
-    """Return a model's scores in tasks.
+) -> dict[str, Scores]:
+    """Return a model's scores by task; of a group of tasks, those of its tasks too.
 
-    Args:
-        model: What `wrap_model` yields, or another `LM` of lm-eval.
-        source: A folder or hub id with its tokenizer, by which some tasks make texts of a length.
-        seed: Of `random`; lm-eval has fixed ones for all else.
+    `source` is a folder or hub id with the tokenizer, by which some tasks make texts of a length; `seed` is that
+    of `random`, since lm-eval has fixed ones for all else.
 
-    Raises:
-        UsageError: There is no such task.
-        SetupError: A task's data cannot be fetched.
-        RunError: A task fails, as one with a mistake in its templates or functions does.
+    Raises `UsageError` if there is no such task, `SetupError` if a task's data cannot be fetched, and
+    `RunError` if a task fails, as one with a mistake in its templates or functions does.
     """
     import lm_eval
     from jinja2 import TemplateError
@@ -94,15 +81,11 @@ def score_tasks(
             f"lm-eval failed at {', '.join(tasks)}: {seen} "
             f"({Path(last.filename).name}:{last.lineno}: `{last.line}`). Fix: correct the task"
         ) from error
-    counts, directions = outcome["n-samples"].values(), outcome.get("higher_is_better", {})
-    return TaskScores(
-        {
-            task: _read_scores(scores, directions.get(task, {}))
-            for task, scores in outcome["results"].items()
-        },
-        tuple(outcome.get("groups") or ()),
-        sum(each["effective"] for each in counts),
-    )
+    directions = outcome.get("higher_is_better", {})
+    return {
+        task: _read_scores(scores, directions.get(task, {}))
+        for task, scores in outcome["results"].items()
+    }
 
 
 @lru_cache(maxsize=2)
@@ -135,9 +118,7 @@ def _shorten(error: Exception) -> str:
     return " ".join(str(error).split())[:200]
 
 
-def _read_scores(
-    scores: dict[str, Any], directions: dict[str, bool | None]
-) -> dict[str, dict[str, float | None]]:
+def _read_scores(scores: dict[str, Any], directions: dict[str, bool | None]) -> Scores:
     """Return metric → value, standard error and direction, without the harness's own bookkeeping."""
     return {
         key: {

@@ -112,11 +112,7 @@ class EvalRequest(BaseModel):
 
 
 def make_request(source: Path, overrides: list[str] | None, options: EvalOptions) -> EvalRequest:
-    """Work out what to measure.
-
-    Raises:
-        GrpoError: The recipe, the run, a model or a setting is wrong.
-    """
+    """Work out what to measure; raises `GrpoError` if the recipe, the run, a model or a setting is wrong."""
     recipe = _read_recipe(source, overrides)
     check_choice("--split", options.split, get_args(Split))
     check_choice("--backend", options.backend, get_args(BackendChoice))

@@ -99,15 +99,9 @@ def read_measured(folder: EvalFolder, subject: str, recipe: Recipe) -> Measured:
 def finish(
     request: EvalRequest, folder: EvalFolder, harness: dict[str, Any] | None
 ) -> dict[str, Any]:
-    """Sum up what was sampled; write and return the result.
+    """Sum up what was sampled; write and return the result, with the harness's scores if it was run.
 
-    Args:
-        request: What was measured.
-        folder: Holds every sample.
-        harness: Scores of standard benchmarks; None if none were run.
-
-    Raises:
-        RunError: Samples are missing.
+    Raises `RunError` if samples are missing.
     """
     recipe, data, baseline = request.recipe, folder.read_data(), request.baseline
     measured = {
@@ -186,8 +180,7 @@ def _check_complete(name: str, measured: Measured, samples: int, rows: int) -> N
 def read_result(path: Path) -> tuple[EvalFolder, dict[str, Any]]:
     """Read a result and the folder it lies in; `path` is either, or a run, whose newest result it then is.
 
-    Raises:
-        UsageError: There is no result, or it is of another version.
+    Raises `UsageError` if there is no result, or it is of another version.
     """
     if is_run(path):
         path = _newest_result(RunFolder(path))
@@ -221,12 +214,10 @@ def _newest_result(run: RunFolder) -> Path:
 def compare_results(first: str, second: str) -> dict[str, Any]:
     """Return the paired difference between the models of two results.
 
-    Args:
-        first: A result or its folder, with `:NAME` behind it if it holds several models.
-        second: Another.
+    Each is a result or its folder, with `:NAME` behind it if it holds several models.
 
-    Raises:
-        UsageError: They were not measured on the same prompts, or hold several models and none is named.
+    Raises `UsageError` if they were not measured on the same prompts, or hold several models and none is
+    named.
     """
     (before, old, result), (after, new, other) = _read_side(first), _read_side(second)
     settings, others = _read_settings(result), _read_settings(other)
@@ -303,16 +294,13 @@ def known_metrics(request: EvalRequest) -> list[str]:
 def check_floors(
     floors: Sequence[str], metrics: Collection[str], *, baseline: bool
 ) -> list[tuple[str, str, float]]:
-    """Read floors (`METRIC=VALUE`), before anything is measured.
+    """Return name, metric and least value of floors (`METRIC=VALUE`), before anything is measured.
 
     A part of a metric's name is enough if it is unambiguous (`accuracy` for `accuracy/math`), and `gain/METRIC`
     is the difference to the baseline.
 
-    Returns:
-        For each the name as written, the metric's full name, and the least value.
-
-    Raises:
-        UsageError: One cannot be read, names no metric, or requires a gain although there is no baseline.
+    Raises `UsageError` if one cannot be read, names no metric, or requires a gain although there is no
+    baseline.
     """
     read = []
     for floor in floors:
@@ -346,11 +334,7 @@ def _resolve(name: str, metrics: Collection[str]) -> str:
 
 
 def falls_short(result: Mapping[str, Any], floors: Sequence[str]) -> list[str]:
-    """Return which floors (see `check_floors`) the measured subjects do not reach, in words.
-
-    Raises:
-        UsageError: A floor cannot be read, or names no metric.
-    """
+    """Return which floors (see `check_floors`) the measured subjects do not reach, in words."""
     subjects = result["subjects"]
     # What a run had after its warm-up is there to compare with.
     others = (result["baseline"], WARMUP)

@@ -49,18 +49,9 @@ def evaluate(
 ) -> Evaluation:
     """Measure the models of a run, or a model with a recipe, and the gain over a baseline.
 
-    Args:
-        source: A run folder or a recipe.
-        overrides: `--set` texts, for a recipe.
-        options: What to measure, and how; None leaves it to the recipe.
-        reporter: Told how far it is.
-        num_processes: How many measure together; None is one for each visible GPU, and 1 on a CPU.
-        harness: `lm-eval`, to run its tasks on the same models; None for none.
-        tasks: The harness's tasks.
-        floors: `METRIC=VALUE` texts, whose names are checked before anything is loaded.
+    `num_processes` None is one for each visible GPU, and 1 on a CPU; `floors` are `METRIC=VALUE` texts.
 
-    Raises:
-        GrpoError: The source, a setting, a model, the data or a reward is wrong.
+    Raises `GrpoError` if the source, a setting, a model, the data or a reward is wrong.
     """
     check_harness(harness, list(tasks))
     request = make_request(source, overrides, options)

@@ -34,13 +34,7 @@ _EPISODES = 256
 
 @contextmanager
 def open_sampler(request: EvalRequest, subject: Subject, device: Any) -> Iterator[Sample]:
-    """Load a subject, and give the function that samples from it; two models may not fit in memory.
-
-    Args:
-        request: How completions are sampled.
-        subject: The model.
-        device: A `torch.device`, for transformers.
-    """
+    """Load a subject, and give the function that samples from it; two models may not fit in memory."""
     has_images = request.recipe.has_images
     processing_class = load_processing_class(subject.model, has_images=has_images)
     tokenizer = tokenizer_of(processing_class)

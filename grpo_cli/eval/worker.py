@@ -42,20 +42,12 @@ def measure(
     world: int = 1,
     wait_for_all: Callable[[], None] = lambda: None,
 ) -> None:
-    """Measure this process's share of all subjects.
+    """Measure this process's share of all subjects; chunks that are in the folder already are left out.
 
-    Args:
-        request: What to measure.
-        folder: Where samples go; chunks that are there already are left out.
-        tell: Told how far it is.
-        device: A `torch.device`; that of `launch` by default.
-        rank: Of this process.
-        world: How many processes measure together.
-        wait_for_all: Waits until all of them have done their share.
+    `device` None is that of `launch`; `wait_for_all` waits until all `world` processes have done their share.
 
-    Raises:
-        GrpoError: The data, a model or a reward cannot be loaded, or a reward fails; or the
-            evaluation is resumed, and was begun with other data.
+    Raises `GrpoError` if the data, a model or a reward cannot be loaded, or a reward fails; or the evaluation
+    is resumed, and was begun with other data.
     """
     import torch
 
@@ -131,8 +123,7 @@ def _log_over_all(
 def _plan(request: EvalRequest, folder: EvalFolder) -> list[_Plan]:
     """Return what each subject is measured on, before the first of them is loaded.
 
-    Raises:
-        GrpoError: A subject's tokenizer cannot be loaded, or gives other prompts than the first one's.
+    Raises `GrpoError` if a subject's tokenizer cannot be loaded, or gives other prompts than the first one's.
     """
     plans: dict[str, _Plan] = {}
     keys = [subject.model.model_dump_json() for subject in request.subjects]
@@ -189,11 +180,7 @@ def _read_rows(request: EvalRequest, subject: Subject) -> _Plan:
 
 
 def main(argv: list[str]) -> int:
-    """Measure this process's share; return the exit code.
-
-    Args:
-        argv: The folder, and how many processes were planned.
-    """
+    """Measure this process's share; return the exit code. `argv`: the folder, and the number of processes."""
     stop_with_parent()
     # As in a training's worker.
     os.environ.pop("PYTHONSAFEPATH", None)

@@ -37,9 +37,7 @@ PROGRESS = "progress: "
 _VERIFIER = "grpo_cli.exporting.verification"
 _PRECISION_ISSUES = ("weights", "logits", "training kept")
 """Subjects of the verification's issues that a finer precision fixes."""
-_STALE = {
-    "safetensors": ["*.safetensors", "*.safetensors.index.json", "adapter_config.json"],
-}
+_STALE = {"safetensors": ["*.safetensors", "*.safetensors.index.json", "adapter_config.json"]}
 """Format → files of an earlier push that transformers would load before or beside those of the export."""
 _REPO = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*", re.ASCII)
 
@@ -80,8 +78,7 @@ def check_free(target: Path, *, force: bool) -> None:
 def export(plan: ExportPlan, tell: Tell) -> dict[str, Any]:
     """Write, verify and name an export; return what was written, with the verification.
 
-    Raises:
-        GrpoError: It cannot be written, or is not what was trained; nothing is left then.
+    Raises `GrpoError` if it cannot be written, or is not what was trained; nothing is left then.
     """
     check_free(plan.target, force=plan.force)
     if plan.verify:
@@ -196,8 +193,7 @@ def _write_weights(
 def run_verification(request: ExportRequest, folder: Path, tell: Tell) -> dict[str, Any]:
     """Verify an exported folder in a fresh process; return `verify`'s result.
 
-    Raises:
-        RunError: The process failed.
+    Raises `RunError` if the process failed.
     """
     tell("verifying in a fresh process")
     result = ""
@@ -267,9 +263,7 @@ def _write_companions(request: ExportRequest, folder: Path, result: dict[str, An
 def give_name(partial: Path, target: Path, *, force: bool) -> None:
     """Move a finished folder to its place; an export that was there is removed last.
 
-    Raises:
-        UsageError: Something else has appeared there.
-        RunError: The system refuses it.
+    Raises `UsageError` if something else has appeared there, and `RunError` if the system refuses it.
     """
     check_free(target, force=force)
     aside = Path(tempfile.mkdtemp(prefix=f".{target.name}.old-", dir=target.parent))
@@ -291,10 +285,8 @@ def export_and_push(plan: ExportPlan, repo: str, *, private: bool, tell: Tell) -
 
     A repository that exists keeps its visibility, and loses the weights of an earlier push.
 
-    Raises:
-        UsageError: The name is not one of a repository.
-        SetupError: There is no token, or the hub refuses it or cannot be reached.
-        RunError: The upload failed; the export on the disk stays.
+    Raises `UsageError` if the name is not one of a repository; `SetupError` if there is no token, or the hub
+    refuses it or cannot be reached; `RunError` if the upload failed; the export on the disk stays.
     """
     from httpx import HTTPError
     from huggingface_hub import HfApi

@@ -19,12 +19,7 @@ from transformers.utils.logging import disable_progress_bar
 from grpo_cli.errors import RunError, SetupError, pip
 from grpo_cli.exporting.request import ExportRequest
 from grpo_cli.fast.completions import all_eos_token_ids
-from grpo_cli.models.loading import (
-    load_adapter,
-    load_generation_config,
-    load_model,
-    load_tokenizer,
-)
+from grpo_cli.models.loading import load_adapter, load_generation_config, load_model, load_tokenizer
 from grpo_cli.models.processor import copy_processor, load_processing_class, tokenizer_of
 from grpo_cli.processes import reaped
 from grpo_cli.recipe.model import ModelConfig
@@ -99,13 +94,9 @@ _MARK = "\x02{}\x03"
 
 
 def find_converter(path: Path | None) -> list[str]:
-    """Return the command that starts llama.cpp's converter.
+    """Return the command of llama.cpp's converter, at a path (or in a checkout there) or where one is installed.
 
-    Args:
-        path: A checkout of llama.cpp, or the converter; None searches this environment and the PATH.
-
-    Raises:
-        SetupError: There is none.
+    Raises `SetupError` if there is none.
     """
     if path is not None:
         script = path / _SCRIPT if path.is_dir() else path
@@ -134,17 +125,9 @@ def _command(path: str) -> list[str]:
 
 
 def convert(command: list[str], source: Path, target: Path, gguf_type: str) -> None:
-    """Write a model folder as a GGUF file.
+    """Write a model folder as a GGUF file, with the name of the folder and the licence of its card.
 
-    Args:
-        command: Starts the converter.
-        source: A folder of safetensors with its tokenizer; the file's metadata takes its name from the
-            folder, and its licence from the card there.
-        target: The file to write.
-        gguf_type: `f32`, `f16`, `bf16` or `q8_0`.
-
-    Raises:
-        RunError: The converter fails.
+    Raises `RunError` if the converter fails.
     """
     with reaped(
         [*command, str(source), "--outfile", str(target), "--outtype", gguf_type],

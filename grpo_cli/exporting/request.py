@@ -74,8 +74,7 @@ def make_request(
 ) -> ExportRequest:
     """Return what to export of a run folder; None leaves an option to the run.
 
-    Raises:
-        UsageError: This is no run, it has no such model, or the options do not suit it.
+    Raises `UsageError` if this is no run, it has no such model, or the options do not suit it.
     """
     check_choice("--format", format, get_args(Format))
     check_choice("--dtype", dtype, get_args(Precision))

@@ -88,12 +88,10 @@ class Outputs:
 def verify(request: ExportRequest, folder: Path, tell: Callable[[str], None]) -> dict[str, Any]:
     """Compare an exported folder with the trained model and with the base; `tell` hears what is being done.
 
-    Returns:
-        The differences, the greedy texts, and `findings`; `ok` is whether none of these is an error.
-        Only these two if the export cannot be compared at all.
+    Returns the differences, the greedy texts, and `findings`; `ok` is whether none of these is an error. Only
+    these two if the export cannot be compared at all.
 
-    Raises:
-        GrpoError: A model cannot be loaded.
+    Raises `GrpoError` if a model cannot be loaded.
     """
     processing = load_processing(request)
     asked = _read_prompts(request, processing)
@@ -162,8 +160,7 @@ def _summarize(
 def read_rows(request: ExportRequest, *, has_chat_template: bool) -> Any:
     """Return the rows whose prompts the models are asked.
 
-    Raises:
-        GrpoError: They, or their images, cannot be read.
+    Raises `GrpoError` if they, or their images, cannot be read.
     """
     dataset = request.recipe.dataset
     limits = {"eval_limit": PROMPTS} if has_eval(dataset) else {}

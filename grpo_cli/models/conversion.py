@@ -50,16 +50,11 @@ class _SpecialTokens(NamedTuple):
 
 
 def materialize_gguf(path: Path, cache: Path | None = None) -> Path:
-    """Convert a GGUF file into a folder of float32 safetensors, once for each content.
+    """Convert a GGUF file into a folder of float32 safetensors in the cache, once for each content.
 
     Safe with several processes at once: each builds in its own folder and renames it.
 
-    Args:
-        path: The GGUF file.
-        cache: Folder of the converted models; by default `models/` in `cache_folder()`.
-
-    Raises:
-        SetupError: The `gguf` package is missing, the file cannot be read, or the cache not written.
+    Raises `SetupError` if the `gguf` package is missing, the file cannot be read, or the cache not written.
     """
     root = cache or cache_folder() / "models"
     name = re.sub(r"[^\w.-]+", "-", path.stem)
@@ -217,17 +212,12 @@ def _choose_pad(tokenizer: Any, special: _SpecialTokens) -> int:
 def merge_shards(folder: Path, model: ModelConfig, target: Path, *, trusted: bool = False) -> None:
     """Write a sharded checkpoint of `model` as a folder that `from_pretrained` loads, in full precision.
 
-    Args:
-        trusted: Whether to unpickle whatever the shards hold.
+    With `trusted`, whatever the shards hold is unpickled.
 
-    Raises:
-        RunError: The shards are damaged, belong to another model, or hold more than tensors and plain values.
-        SetupError: DeepSpeed is needed to read them, and missing.
+    Raises `RunError` if the shards are damaged, belong to another model, or hold more than tensors and plain
+    values, and `SetupError` if DeepSpeed is needed to read them, and missing.
     """
-    with (
-        tempfile.TemporaryDirectory(dir=target) as scratch,
-        weights_only(folder, trusted=trusted),
-    ):
+    with tempfile.TemporaryDirectory(dir=target) as scratch, weights_only(folder, trusted=trusted):
         if (folder / FSDP_SHARDS).is_dir():
             state = _read_fsdp(folder / FSDP_SHARDS, Path(scratch))
         else:

@@ -86,9 +86,8 @@ def read_shape(
     `activations` is their precision if it is not that of the weights (autocast); `images` is what an image
     processor makes of those of one prompt.
 
-    Raises:
-        RecipeError: `model.path` names nothing, or transformers cannot build a model from its config.json.
-        SetupError: The configuration of the model cannot be loaded.
+    Raises `RecipeError` if `model.path` names nothing, or transformers cannot build a model from its
+    config.json, and `SetupError` if the configuration of the model cannot be loaded.
     """
     config = load_config(model)
     dtype = _dtype(model, config, cuda=cuda)

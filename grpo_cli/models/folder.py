@@ -186,20 +186,14 @@ def read_dtype(model: Path) -> Any:
 def read_adapter_base(adapter: Path) -> str | None:
     """Return the folder or hub id that an adapter was trained on; None if it does not say.
 
-    Raises:
-        RecipeError: Its settings cannot be read.
+    Raises `RecipeError` if its settings cannot be read.
     """
     base = _read_adapter_config(adapter).get("base_model_name_or_path")
     return base if isinstance(base, str) else None
 
 
 def read_present_base(adapter: Path) -> str | None:
-    """Return what `read_adapter_base` does; refuse a folder that is not on this machine.
-
-    Raises:
-        UsageError: There is no such folder.
-        RecipeError: Its settings cannot be read.
-    """
+    """Return what `read_adapter_base` does; raises `UsageError` for a folder that is not on this machine."""
     base = read_adapter_base(adapter)
     if base is not None and base.startswith("/") and not Path(base).is_dir():
         raise UsageError(
@@ -212,9 +206,8 @@ def read_present_base(adapter: Path) -> str | None:
 def read_vllm_rank(adapter: Path) -> int:
     """Return the `max_lora_rank` that vLLM needs.
 
-    Raises:
-        RecipeError: The adapter's settings cannot be read.
-        UsageError: vLLM does not take an adapter of this kind.
+    Raises `RecipeError` if the adapter's settings cannot be read, and `UsageError` if vLLM does not take an
+    adapter of this kind.
     """
     config = _read_adapter_config(adapter)
     feature = unsupported_feature(config)
@@ -253,11 +246,7 @@ def is_sharded(folder: Path) -> bool:
 
 
 def refuse_sharded(folder: Path) -> None:
-    """Refuse a checkpoint that must be merged before it can be loaded.
-
-    Raises:
-        UsageError: It holds its weights only in shards.
-    """
+    """Refuse a checkpoint that must be merged before it can be loaded, with a `UsageError`."""
     if is_sharded(folder):
         step = folder.name.rpartition("-")[2]
         raise UsageError(

@@ -149,7 +149,7 @@ def load_model(
     device_is_cuda: bool | None = None,
     device: torch.device | str | None = None,
 ) -> Any:
-    """Load the weights.
+    """Load a `PreTrainedModel` with a language-modelling head, without adapters.
 
     Args:
         model: The recipe's section.
@@ -157,9 +157,6 @@ def load_model(
         device_is_cuda: Whether the model will run on CUDA; looked up if None.
         device: Where the weights are read to, past the host's memory; `meta` takes names and sizes but no values.
             None is the CPU, and for quantized weights the current CUDA device.
-
-    Returns:
-        A `PreTrainedModel` with a language-modelling head, without adapters.
     """
     cuda = torch.cuda.is_available() if device_is_cuda is None else device_is_cuda
     options = {**hub_options(model), **_precision_options(model, cuda), **model.init_kwargs}
@@ -277,9 +274,8 @@ def build_peft_config(lora: LoraConfig | None, model: Any = None) -> peft.LoraCo
 def add_adapters(model: Any, lora: LoraConfig) -> Any:
     """Return the model with fresh adapters, a `peft.PeftModel`.
 
-    Raises:
-        RecipeError: `target_modules` or `modules_to_save` names a module that the model does not have, or whose
-            adapter would be left out of what is trained or exported.
+    Raises `RecipeError` if `target_modules` or `modules_to_save` names a module that the model does not have,
+    or whose adapter would be left out of what is trained or exported.
     """
     _check_module_names(model, lora)
     try:
@@ -359,14 +355,11 @@ def find_prompt_ties(model: Any) -> str | None:
 def load_trainable(model: Any, config: ModelConfig, *, adds_fresh: bool = False) -> Any:
     """Return the model with the adapter that training goes on from; the model itself if there is none.
 
-    Only that adapter is saved: TRL adds a copy, `ref`, which each start makes anew.
+    Only that adapter is saved: TRL adds a copy, `ref`, which each start makes anew. With `adds_fresh`, a model
+    without an adapter gets a fresh one, instead of TRL's.
 
-    Args:
-        adds_fresh: Whether a model without an adapter gets a fresh one, instead of TRL's.
-
-    Raises:
-        UsageError: The adapter belongs to another model, or is damaged.
-        RecipeError: A fresh one does not fit the model.
+    Raises `UsageError` if the adapter belongs to another model, or is damaged, and `RecipeError` if a fresh
+    one does not fit the model.
     """
     if config.adapter is not None:
         model = load_adapter(model, Path(config.adapter.path), config.path, is_trainable=True)
@@ -383,8 +376,7 @@ def load_trainable(model: Any, config: ModelConfig, *, adds_fresh: bool = False)
 def load_adapter(model: Any, adapter: Path, base: str, *, is_trainable: bool = False) -> Any:
     """Return the model with an adapter from a folder, a `peft.PeftModel`; `base` names the model in errors.
 
-    Raises:
-        UsageError: The adapter belongs to another model, or is damaged.
+    Raises `UsageError` if the adapter belongs to another model, or is damaged.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -409,11 +401,7 @@ def load_adapter(model: Any, adapter: Path, base: str, *, is_trainable: bool = F
 
 
 def check_vocabulary(model: Any, tokenizer: Any) -> None:
-    """Check that the model has an embedding for every token of the tokenizer.
-
-    Raises:
-        RecipeError: It has not; training would end in `index out of range in self`.
-    """
+    """Refuse a model without an embedding for every token: training would end in `index out of range in self`."""
     rows = model.get_input_embeddings().num_embeddings
     if len(tokenizer) <= rows:
         return

@@ -25,12 +25,7 @@ _FILES = ("processor_config.json", "preprocessor_config.json", "video_preprocess
 
 
 def load_processing_class(model: ModelConfig, *, has_images: bool) -> Any:
-    """Return what TRL calls so: the model's processor if prompts may hold images, otherwise its tokenizer.
-
-    Raises:
-        RecipeError: See `load_tokenizer` and `load_processor`.
-        SetupError: It cannot be loaded.
-    """
+    """Return what TRL calls so: the model's processor if prompts may hold images, otherwise its tokenizer."""
     return load_processor(model) if has_images else load_tokenizer(model)
 
 
@@ -44,9 +39,8 @@ def tokenizer_of(processing_class: Any) -> Any:
 def load_processor(model: ModelConfig) -> Any:
     """Load the processor of a vision-language model; its `tokenizer` is as `load_tokenizer` returns it.
 
-    Raises:
-        RecipeError: The model has none, or `model.processor` has a setting that it does not know.
-        SetupError: It cannot be loaded, or a package is missing.
+    Raises `RecipeError` if the model has none, or `model.processor` has a setting that it does not know, and
+    `SetupError` if it cannot be loaded, or a package is missing.
     """
     options = {"padding_side": "left", "truncation_side": "left", **model.processor}
     with explaining(model):
@@ -95,15 +89,8 @@ def encode_images(
 ) -> dict[str, Any]:
     """Return what a model reads of sequences with images besides their tokens; nothing if there are no images.
 
-    The images are those of all turns, so that the processor cannot have them with the text of a prompt.
-
-    Args:
-        processor: Of transformers, a `ProcessorMixin`.
-        images: Of each sequence, in order.
-        token_ids: With the tokens of these images.
-
-    Returns:
-        Tensors such as `pixel_values`, and lists with a number for each token, such as `mm_token_type_ids`.
+    The images are those of all turns, so that the processor cannot have them with the text of a prompt. Returns
+    tensors such as `pixel_values`, and lists with a number for each token, such as `mm_token_type_ids`.
     """
     if not any(images):
         return {}

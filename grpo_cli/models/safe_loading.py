@@ -44,17 +44,12 @@ class _MetadataUnpickler(pickle.Unpickler):
 
 @contextmanager
 def weights_only(checkpoint: Path, *, trusted: bool) -> Iterator[None]:
-    """Let nothing but tensors and plain values be unpickled from a checkpoint, whatever a library asks torch for.
+    """Let nothing but tensors and plain values be unpickled from a checkpoint, unless the user has `trusted` it.
 
     `torch.load(…, weights_only=False)`, as DeepSpeed and `torch.distributed.checkpoint` (torch 2.13) call it, is
     overruled by `TORCH_FORCE_WEIGHTS_ONLY_LOAD`, and their `.metadata` is checked before torch unpickles it.
 
-    Args:
-        checkpoint: The folder that is read meanwhile.
-        trusted: Whether the user vouches for it: everything is unpickled then.
-
-    Raises:
-        RunError: It holds objects of other classes.
+    Raises `RunError` if it holds objects of other classes.
     """
     if trusted:
         yield

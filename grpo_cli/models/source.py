@@ -62,8 +62,7 @@ class ModelSource:
 def resolve_source(model: ModelConfig) -> ModelSource:
     """Return what `model.path` names.
 
-    Raises:
-        RecipeError: It names neither a local model nor a possible hub id.
+    Raises `RecipeError` if it names neither a local model nor a possible hub id.
     """
     text = model.path
     if text.startswith(_PACKAGE_SCHEME):
@@ -110,11 +109,7 @@ def check_model(model: ModelConfig) -> list[Issue]:
 
 
 def check_model_data(model: ModelConfig) -> None:
-    """Check that the tokenizer and the weights of a folder are there and whole, without torch.
-
-    Raises:
-        RecipeError: They are not.
-    """
+    """Raise `RecipeError` unless the tokenizer and the weights of a folder are there and whole; without torch."""
     source = resolve_source(model)
     if source.kind == "folder" and (problems := check_data(Path(source.location))):
         raise RecipeError(problems)
@@ -123,8 +118,7 @@ def check_model_data(model: ModelConfig) -> None:
 def read_chat_template(model: ModelConfig) -> str | None:
     """Return the text of `model.chat_template`, read from its file if it names one.
 
-    Raises:
-        RecipeError: The value holds no Jinja and names no file.
+    Raises `RecipeError` if the value holds no Jinja and names no file.
     """
     template = model.chat_template
     if template is None or "{%" in template or "{{" in template:
@@ -165,9 +159,7 @@ def model_folder_or_id(model: ModelConfig) -> str:
 
     Converts a GGUF file on first use, which takes a while; see `materialize_gguf`.
 
-    Raises:
-        RecipeError: `model.path` names nothing.
-        SetupError: The GGUF file cannot be converted.
+    Raises `RecipeError` if `model.path` names nothing, and `SetupError` if the GGUF file cannot be converted.
     """
     source = resolve_source(model)
     if source.kind != "gguf":

@@ -33,8 +33,7 @@ class Teacher(NamedTuple):
 def find_teacher(recipe: Recipe) -> Teacher | None:
     """Return the teacher that a recipe names; None if it names none, or one on a server.
 
-    Raises:
-        RecipeError: There is no such model.
+    Raises `RecipeError` if there is no such model.
     """
     if recipe.teacher is None or recipe.teacher.path is None:
         return None
@@ -171,9 +170,8 @@ def compare_vocabularies(own: Mapping[str, int], teacher: Mapping[str, int]) -> 
 def check_teacher_tokenizer(recipe: Recipe, tokenizer: Any) -> None:
     """Check that the teacher, if there is one, reads each token id as the model does.
 
-    Raises:
-        RecipeError: It does not, or it has no tokenizer that can be loaded.
-        SetupError: It does not, or does not answer, on its server.
+    Raises `RecipeError` if it does not, or it has no tokenizer that can be loaded, and `SetupError` if it
+    does not, or does not answer, on its server.
     """
     if recipe.teacher is not None and recipe.teacher.base_url is not None:
         from grpo_cli.models.teacher_server import TeacherServer

@@ -41,11 +41,7 @@ class TeacherServer:
             ) from error
 
     def check_tokenizer(self, tokenizer: Any) -> None:
-        """Compare what each token id of the model is, there and here.
-
-        Raises:
-            SetupError: It is not the same.
-        """
+        """Refuse a teacher to which a token id of the model is another token, with a `SetupError`."""
         ids = sorted(set(tokenizer.get_vocab().values()))
         try:
             answer = self._ask("POST", "/detokenize", {"model": self.model, "tokens": ids})
@@ -61,18 +57,11 @@ class TeacherServer:
     def read(
         self, input_ids: "torch.Tensor", attention_mask: "torch.Tensor", logits_to_keep: int
     ) -> "torch.Tensor":
-        """Return the log-probabilities of the last tokens of each row.
+        """Return the log-probabilities of the last tokens, `[rows, logits_to_keep] float32`; 0 at padding.
 
-        Args:
-            input_ids: `[rows, tokens] int64`.
-            attention_mask: The same shape; 0 for padding.
-            logits_to_keep: Number of last columns that are wanted.
+        Ids and mask are `[rows, tokens] int64`.
 
-        Returns:
-            `[rows, logits_to_keep] float32`; 0 at padding.
-
-        Raises:
-            RunError: The server has gone, or refuses.
+        Raises `RunError` if the server has gone, or refuses.
         """
         rows = [
             ids[kept].tolist() for ids, kept in zip(input_ids, attention_mask.bool(), strict=True)
@@ -92,11 +81,7 @@ class TeacherServer:
         return values
 
     def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-        """Return a server's answer.
-
-        Raises:
-            RunError: There is none, or it is an error.
-        """
+        """Return a server's answer; raises `RunError` if there is none, or it is an error."""
         try:
             answer = request(
                 method,

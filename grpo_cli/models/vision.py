@@ -12,8 +12,7 @@ from grpo_cli.upstream.transformers import read_image_text_types
 def reads_images(model: ModelConfig) -> bool | None:
     """Return whether a model reads images; None if its config.json is not on this machine.
 
-    Raises:
-        RecipeError: `model.path` names nothing.
+    Raises `RecipeError` if `model.path` names nothing.
     """
     source = resolve_source(model)
     if source.kind == "gguf":

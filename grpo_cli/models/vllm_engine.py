@@ -13,13 +13,7 @@ AUTOMATIC = -1
 """For `max_model_len`: vLLM takes the longest that its memory has room for, up to the model's own."""
 CPU_MEMORY = 0.2
 """Share of the machine's memory for keys and values; vLLM itself would take nearly all."""
-_VOCABULARY = (
-    "lm_head",
-    "embed_out",
-    "model.embed_tokens",
-    "transformer.wte",
-    "gpt_neox.embed_in",
-)
+_VOCABULARY = ("lm_head", "embed_out", "model.embed_tokens", "transformer.wte", "gpt_neox.embed_in")
 """Embeddings and heads by their names in models."""
 _ALONE = 0.9
 """Share of a GPU's memory for an engine beside which nothing trains."""

@@ -90,11 +90,7 @@ def _refused_values(path: str, name: str, key: str = "model.path") -> SetupError
 
 
 def check_adapter_values(adapter: Path) -> None:
-    """Refuse an adapter with weights that are not finite.
-
-    Raises:
-        SetupError: It has some.
-    """
+    """Refuse an adapter with weights that are not finite, with a `SetupError`."""
     with safe_open(adapter / WEIGHTS, "pt") as tensors:
         for name in sorted(tensors.keys()):
             if not tensors.get_tensor(name).isfinite().all():

@@ -75,11 +75,7 @@ def find_path_faults(path: str) -> list[Issue]:
 
 
 def make_tool(function: Callable[..., Any]) -> Tool:
-    """Return a function or a bound method as a tool.
-
-    Raises:
-        EpisodeError: Its schema cannot be made.
-    """
+    """Return a function or a bound method as a tool; raises `EpisodeError` if its schema cannot be made."""
     name = getattr(function, "__name__", type(function).__name__)
     try:
         declared = find_declared(function)

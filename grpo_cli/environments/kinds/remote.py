@@ -80,8 +80,7 @@ class RemoteProcess:
     def ask(self, session: int, do: str, **arguments: Any) -> Any:
         """Send a request, and return its result.
 
-        Raises:
-            EpisodeError: It failed, took too long, or the process has ended.
+        Raises `EpisodeError` if it failed, took too long, or the process has ended.
         """
         reply: Future[Any] = Future()
         with self._lock:

@@ -78,11 +78,7 @@ class VerifiersEnvironment(RemoteEnvironment):
             raise
 
     def reward(self) -> Reward | None:
-        """Return the task's rewards.
-
-        Raises:
-            EpisodeError: The episode failed.
-        """
+        """Return the task's rewards, or raise why the episode failed."""
         if self._error is not None:
             raise self._error
         return self._reward

@@ -43,7 +43,7 @@ def test_a_task_leaves_no_trace_in_random_numbers_or_on_stdout(monkeypatch, caps
         }
 
     states = random.getstate(), numpy.random.get_state()[1].tolist()
-    scores = score(monkeypatch, evaluate).scores
+    scores = score(monkeypatch, evaluate)
     assert (random.getstate(), numpy.random.get_state()[1].tolist()) == states
     assert capsys.readouterr().out == ""
     assert (asked["tasks"], asked["limit"], asked["random_seed"]) == (["gsm8k"], 5, 7)
