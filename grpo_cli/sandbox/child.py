@@ -14,7 +14,8 @@ import sys
 from types import SimpleNamespace
 
 from grpo_cli.sandbox import confinement
-from grpo_cli.sandbox.values import describe_result, encode, send, text_of
+from grpo_cli.sandbox.results import find_difference, find_result_difference
+from grpo_cli.sandbox.values import text_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -162,8 +163,8 @@ def _run_test(job: SimpleNamespace, replies: int, requests: int, program: int) -
     try:
         if fault := peer.await_program():
             _fail(job.report, fault)
-        for report in _run_check(peer, check):
-            send(job.report, report)
+        for fault in _run_check(peer, check):
+            _report(job.report, fault)
         _leave(0)
     except Ended:
         code = os.waitstatus_to_exitcode(os.waitpid(program, 0)[1])
@@ -173,39 +174,33 @@ def _run_test(job: SimpleNamespace, replies: int, requests: int, program: int) -
         _fail(job.report, peer.refusal or _describe(error))
 
 
-def _run_check(peer: "TestPeer", check: "dict[str, Any]") -> "Iterator[dict[str, object]]":
-    """Run tests and yield a report of each, with its value or error."""
+def _run_check(peer: "TestPeer", check: "dict[str, Any]") -> "Iterator[str]":
+    """Run tests and yield why each failed; empty for one that passed."""
     found = peer.names(check["names"])
     if not found:
         raise NameError(f"name {check['names'][0]!r} is not defined")
     if name := check["function"]:
         # Or the method of its class `Solution`.
         function = found[name] if name in found else getattr(found["Solution"](), name)
-        yield {"value": _encode(peer, function(*check["arguments"]))}
+        value = function(*check["arguments"])
+        yield find_result_difference(value, check["expected"], check["compare"])
         return
     names = _make_test_names(found)
+    data = [name for name, value in found.items() if not callable(value)]
+    peer.share(data, vars(sys.modules[MODULE]), names)
     for step in check["steps"]:
-        is_test = step["asserts"] or step["expected"]
-        is_right = False
         try:
-            is_right, value = _run_step(step, names)
-            report = {"value": _encode(peer, value)}
+            fault = _run_step(step, names, check["compare"])
         except BaseException as error:
-            if not is_test or peer.refusal == peer.ENDED:
+            if not step["asserts"] or peer.refusal == peer.ENDED:
                 raise
-            is_right, report = False, {"error": (peer.refusal or _describe(error))[:_REASON]}
-        peer.refusal = ""
-        if is_test:
-            yield report
-            if check["stop"] and not is_right:
+            fault = _describe(error) or "an exception"
+        # Whatever the test made of it.
+        fault, peer.refusal = peer.refusal or fault, ""
+        if step["asserts"]:
+            yield fault
+            if check["stop"] and fault:
                 return
-
-
-def _encode(peer: "TestPeer", value: "Any") -> object:
-    encoded = encode(value, describe_result)
-    if peer.refusal:
-        raise RuntimeError(peer.refusal)
-    return encoded
 
 
 def _make_test_names(found: "dict[str, Any]") -> "dict[str, Any]":
@@ -224,23 +219,22 @@ def _make_test_names(found: "dict[str, Any]") -> "dict[str, Any]":
     return names
 
 
-def _run_step(step: "dict[str, Any]", names: "dict[str, Any]") -> "tuple[bool, Any]":
-    """Return whether a step passed, and the value of its expression."""
+def _run_step(step: "dict[str, Any]", names: "dict[str, Any]", compare: str) -> str:
+    """Run a step, and return how its value differs from what was expected, if something was."""
     from grpo_cli.sandbox import unit_tests
 
     assertions = names[unit_tests.COUNTER]
-    before = assertions.start()
+    before, fault = assertions.start(), ""
     if step["expected"]:
         value, expected = (eval(step[part], names) for part in ("code", "expected"))
-        assertions.require_no_failure()
-        # Here, where the classes of libraries are known.
-        return (True, expected) if value == expected else (False, value)
-    exec(compile(step["code"], "test.py", "exec", dont_inherit=True), names)
-    unit_tests.run(names, step["collected"])
-    if step["asserts"]:
-        assertions.require(before)
+        fault = find_difference(value, expected, compare)
+    else:
+        exec(compile(step["code"], "test.py", "exec", dont_inherit=True), names)
+        unit_tests.run(names, step["collected"])
+        if step["asserts"]:
+            assertions.require(before)
     assertions.require_no_failure()
-    return True, None
+    return fault
 
 
 def _read(descriptor: int, size: int) -> bytes:
@@ -270,5 +264,11 @@ def _describe(error: BaseException) -> str:
 
 
 def _fail(report: int, reason: str) -> None:
-    send(report, {"error": reason[:_REASON]})
+    _report(report, reason)
     _leave(1)
+
+
+def _report(report: int, fault: str) -> None:
+    # The sign tells a test that failed even if its exception has no name.
+    line = "-" * bool(fault) + " ".join(fault[:_REASON].splitlines())
+    os.write(report, line.encode(errors="replace") + b"\n")

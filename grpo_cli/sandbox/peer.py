@@ -24,13 +24,12 @@ from grpo_cli.sandbox.values import (
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any
+    from typing import Any, NoReturn
 
 _BINARY = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift".split()
 ARITHMETIC = [f"__{side}{name}__" for name in _BINARY for side in ("", "r", "i")]
 COMPARISONS = [f"__{name}__" for name in "eq lt le gt ge".split()]
 PLAIN = (int, float, complex, str, bytes, list, tuple, dict, set, frozenset)
-_MUTABLE = (list, dict, set, bytearray)
 _READABLE_DUNDERS = ("__name__", "__doc__", "__dict__", "__qualname__")
 
 _REDUCED = {
@@ -78,6 +77,15 @@ class Refused(BaseException):
     """A program's object was asked what only plain data may answer."""
 
 
+def _update(old: "Any", new: "Any") -> bool:
+    """Give a list or the like new content; return whether it is one."""
+    if type(old) is not type(new) or not hasattr(type(old), "clear"):
+        return False
+    old.clear()
+    (old.extend if hasattr(old, "extend") else old.update)(new)
+    return True
+
+
 def _advance(items: "Any", sent: object = None) -> object:
     return next(items) if sent is None else items.send(sent)
 
@@ -123,6 +131,7 @@ class Remote:
     """A function of the program's, in its test."""
 
     __slots__ = ("_remote",)
+    __doc__ = property(lambda self: self._remote.peer.get(self, "__doc__"))
 
     def __init__(self, peer: "Peer", number: int, name: str = "") -> None:
         # `made` and `informed` belong to `rules.py`.
@@ -185,22 +194,34 @@ class Peer:
         self._objects: list[Any] = [*objects]
         self._numbers: dict[int, int] = {}
         self._remotes: dict[int, Any] = {}
+        self._namespaces: tuple[dict[str, Any], ...] = ({},)
+        self._shared: dict[str, object] = {}
 
     def ask(self, what: str, number: int, *parts: object) -> "Any":
         """Have the other process do something with its object; return the result, or raise its exception."""
         with self._lock:
+            self._share()
             self.tell(what, number, *map(self._pack, parts))
             while True:
-                kind, *rest = self.receive()
-                if kind == "value":
-                    return self._unpack(rest[0])
-                if kind == "error":
-                    error = make_error(*rest)
+                try:
+                    kind, *rest = self.receive()
+                    if kind == "value":
+                        return self._unpack(rest[0])
+                    error = make_error(*rest) if kind == "error" else None
+                except Exception as fault:
+                    kind, rest = "lost", [type(fault).__name__]
+                if kind == "lost":
+                    self.lose(f"a value cannot be copied ({rest[0]})")
+                if error:
                     # Raised by a function, it would end the test's own loops over `map` and `zip`.
                     if isinstance(error, StopIteration) and what != "__next__":
                         error = RuntimeError("the program raised StopIteration")
                     raise error
                 self._answer(kind, *rest)
+
+    def lose(self, reason: str) -> "NoReturn":
+        """Raise an exception as the other's value did not arrive."""
+        raise RuntimeError(reason)
 
     def get(self, target: Remote, name: str) -> "Any":
         """Return an attribute of the other's object."""
@@ -215,16 +236,35 @@ class Peer:
         number = self.describe(target)[1]
         value, changes, returned = self.ask("call", number, list(args), kwargs)
         for index, new in changes.items():
-            old = args[index]
-            if type(old) is type(new) and type(old) in _MUTABLE:
-                old.clear()
-                (old.update if type(old) in (dict, set) else old.extend)(new)
+            _update(args[index], new)
         return value if returned is None else args[returned]
 
     def serve(self) -> None:
         """Do what the other process asks for, until it is gone."""
         while True:
             self._answer(*self.receive())
+
+    def share(self, names: "list[str]", *namespaces: "dict[str, Any]") -> None:
+        """Keep globals equal in both processes, from now on."""
+        self._namespaces = namespaces
+        self._shared = {name: self._pack(namespaces[0][name]) for name in names}
+
+    def _share(self) -> None:
+        """Send the globals that changed here."""
+        packed = {name: self._pack(self._namespaces[0].get(name)) for name in self._shared}
+        changed = {name: each for name, each in packed.items() if each != self._shared[name]}
+        if changed:
+            self._shared = packed
+            self.tell("globals", changed)
+
+    def _update_globals(self, changed: "dict[str, Any]") -> None:
+        for name in changed.keys() & self._shared.keys():
+            old, new = self._namespaces[0].get(name), self._unpack(changed[name])
+            if not _update(old, new):
+                for namespace in self._namespaces:
+                    if namespace.get(name) is old:
+                        namespace[name] = new
+            self._shared[name] = self._pack(self._namespaces[0].get(name))
 
     def tell(self, *message: object) -> None:
         """Send one message, in which all values are packed."""
@@ -239,18 +279,29 @@ class Peer:
                 raise Ended
         line, _, self._waiting = b"".join(parts).partition(b"\n")
         try:
-            return _scan(line.decode(), 0)[0]
+            message = _scan(line.decode(), 0)[0]
         except StopIteration:
             raise Ended from None
+        if message[0] != "globals":
+            return message
+        self._update_globals(message[1])
+        return self.receive()
 
     def _answer(self, what: str, number: int, *packed: object) -> None:
+        is_done = False
         try:
             # By number: only what was passed can be reached.
             value = self.do(what, self._objects[number], *map(self._unpack, packed))
+            is_done = True
+            self._share()
             self.tell("value", self._pack(value))
         except (Ended, Refused):
             raise
         except BaseException as error:
+            if is_done:
+                self.tell("lost", type(error).__name__)
+                return
+            self._share()
             self.tell("error", *describe_error(error))
 
     def do(self, what: str, target: "Any", *parts: "Any") -> "Any":
@@ -261,7 +312,9 @@ class Peer:
         if what != "call":
             return operate_on(target, what, *parts)
         args, kwargs = parts
-        before = {at: self._pack(each) for at, each in enumerate(args) if type(each) in _MUTABLE}
+        before = {
+            at: self._pack(each) for at, each in enumerate(args) if hasattr(type(each), "clear")
+        }
         value = target(*args, **kwargs)
         changes = {at: args[at] for at, old in before.items() if self._pack(args[at]) != old}
         returned = next((at for at in before if args[at] is value), None)
@@ -295,11 +348,14 @@ class Peer:
             return ["error", name_classes(value)]
         if isinstance(value, type) and value.__module__ == "builtins":
             return ["type", value.__name__]
-        number = self._numbers.get(id(value))
-        if number is None:
-            number = self._numbers[id(value)] = len(self._objects)
+        return self.describe_object(value, self.number(value), str(kind.__name__)[:80])
+
+    def number(self, value: object) -> int:
+        """Return by which number the other process asks for an object."""
+        if id(value) not in self._numbers:
+            self._numbers[id(value)] = len(self._objects)
             self._objects.append(value)
-        return self.describe_object(value, number, str(kind.__name__)[:80])
+        return self._numbers[id(value)]
 
     def describe_object(self, value: "Any", number: int, name: str) -> object:
         """Return how an object is sent that stays here."""
@@ -344,6 +400,11 @@ class ProgramPeer(Peer):
     _tested: "frozenset[type]" = frozenset()
     """Classes that the test names."""
 
+    def __init__(self, read: int, write: int, module: object) -> None:
+        super().__init__(read, write, module)
+        self._functions: dict[int, int] = {}
+        """The numbers of functions of the test."""
+
     def do(self, what: str, target: "Any", *parts: "Any") -> "Any":
         """Also find a program's names."""
         if what == "__exit__" and parts[0]:
@@ -358,7 +419,47 @@ class ProgramPeer(Peer):
             and not issubclass(each, BaseException)
             and each.__module__ != "builtins"
         )
+        self.share([name for name, each in names.items() if not callable(each)], vars(target))
         return names
+
+    def describe(self, value: "Any") -> "Any":
+        """Return how a value is sent that is not plain data."""
+        number = self._functions.get(id(value))
+        return super().describe(value) if number is None else ["own", number]
+
+    def resolve_object(self, mark: str, number: int, name: str, *parts: "Any") -> object:
+        """Return what stands for an object of the test's: for a function, one with its parameters."""
+        value = super().resolve_object(mark, number, name)
+        if mark == "function" and isinstance(value, Remote):
+            value = self._remotes[number] = self._make_function(value, name, *parts)
+            self._functions[id(value)] = number
+        return value
+
+    def _make_function(
+        self,
+        remote: Remote,
+        name: str,
+        doc: str,
+        counts: "list[int]",
+        names: "list[str]",
+        *rest: "Any",
+    ) -> "Callable[..., Any]":
+        plain, first, only, is_open, is_open_to_names = counts
+        keywords, others = names[plain : plain + only], iter(names[plain + only :])
+        items = [f"*{next(others)}"] if is_open else []
+        pairs = [f"**{next(others)}"] if is_open_to_names else []
+        parameters = [*names[:first], *["/"] * bool(first), *names[first:plain]]
+        parameters += [*(items or ["*"] * bool(keywords)), *keywords, *pairs]
+        passed = [*names[:plain], *items, *(f"{each}={each}" for each in keywords), *pairs]
+        made: dict[str, Any] = {"__call__": remote}
+        exec(f"def _({', '.join(parameters)}): return __call__({', '.join(passed)})", made)
+        function = made["_"]
+        function.__name__, function.__qualname__, function.__doc__ = name, name, doc
+        function.__module__ = "test"
+        function.__defaults__, function.__kwdefaults__, function.__annotations__ = map(
+            self._unpack, rest
+        )
+        return function
 
     def describe_object(self, value: "Any", number: int, name: str) -> object:
         """Return how an object is sent: as an instance, if the test names its class."""

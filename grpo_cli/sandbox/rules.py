@@ -5,6 +5,8 @@ but takes no part in a comparison with what the test knows (it would call itself
 of the test, by an operator, answers nothing that the test could take for its result.
 """
 
+from types import FunctionType
+
 from grpo_cli.sandbox.peer import (
     ARITHMETIC,
     COMPARISONS,
@@ -89,7 +91,11 @@ class TestPeer(Peer):
 
     def refuse(self, name: str, what: str) -> "NoReturn":
         """End the test: an object of class `name` has or does not do `what`."""
-        self.refusal = self.refusal or f"an object of the program's class {name} {what}"
+        self.lose(f"an object of the program's class {name} {what}")
+
+    def lose(self, reason: str) -> "NoReturn":
+        """End the test, whatever it catches."""
+        self.refusal = self.refusal or reason
         raise Refused(self.refusal)
 
     def await_program(self) -> "str | None":
@@ -215,18 +221,23 @@ class TestPeer(Peer):
                 raise AttributeError(name)
             if what != "get" and callable(getattr(type(target), name, None)):
                 raise AttributeError(f"{name} is a method of the test's")
-        try:
-            return super().do(what, target, *parts)
-        except AssertionError as error:
-            # Whatever the program makes of it, unless it was the program's own.
-            if not hasattr(error, "_text"):
-                reason = f"an assertion failed in a function that the program called: {error}"
-                self.refusal = self.refusal or reason.rstrip(": ")
-            raise
+        return super().do(what, target, *parts)
 
     def describe(self, value: "Any") -> "Any":
         """Return how a value is sent that is not plain data."""
-        return ["own", value._identity[1]] if type(value) is Class else super().describe(value)
+        if type(value) is Class:
+            return ["own", value._identity[1]]
+        if type(value) is not FunctionType:
+            return super().describe(value)
+        code, rest = (
+            value.__code__,
+            (value.__defaults__, value.__kwdefaults__, value.__annotations__),
+        )
+        flags = [bool(code.co_flags & flag) for flag in (4, 8)]
+        counts = [code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, *flags]
+        names = list(code.co_varnames[: counts[0] + counts[2] + sum(flags)])
+        named = value.__name__, value.__doc__
+        return ["function", self.number(value), *named, counts, names, *map(self._pack, rest)]
 
     def resolve(self, mark: str, *parts: "Any") -> object:
         """Return what was sent, but nothing that stands in for what a test trusts."""

@@ -6,7 +6,6 @@ locked, full of links.
 """
 
 import contextlib
-import json
 import marshal
 import os
 import secrets
@@ -28,7 +27,6 @@ from grpo_cli.errors import RewardError
 from grpo_cli.sandbox import rules, unit_tests  # noqa: F401
 from grpo_cli.sandbox.child import READY
 from grpo_cli.sandbox.confinement import TASKS, is_namespaced
-from grpo_cli.sandbox.values import Opaque, decode
 
 Protection = Literal["namespaces", "user_namespaces", "other_user", "landlock", "seccomp"]
 """`namespaces`: a root folder of its own in memory, no network, and process numbers of its own;
@@ -78,10 +76,14 @@ class Check:
     """What is run, in this order; what a step changes is seen by those after it."""
     stop: bool = False
     """Whether to end at the first test that fails."""
+    compare: str = "exact"
+    """`float` for a tolerance between numbers."""
     function: str = ""
-    """If given, only this function is called, and its result reported."""
+    """If given, only this function is called."""
     arguments: list[Any] = field(default_factory=list)
     """Of that call; plain data."""
+    expected: Any = None
+    """The result of that call."""
 
 
 @dataclass(frozen=True)
@@ -91,9 +93,9 @@ class Step:
     code: str
     """Statements; an expression if `expected` is given."""
     expected: str = ""
-    """A test: its value is reported, or that of this expression if it equals that."""
+    """An expression, to whose value that of `code` has to be equal."""
     asserts: bool = False
-    """Whether the statements are a test, which has to assert; others must not raise."""
+    """Whether this is a test, which has to assert; others must not raise."""
     collected: list[str] = field(default_factory=list)
     """Test functions and classes that are run after the statements."""
 
@@ -105,8 +107,8 @@ class ProgramResult:
     stdout: bytes
     reason: str
     """Why it did not end well; empty if it did."""
-    reports: list[tuple[Any, str]]
-    """The value of each test that the check ran, as plain data, and why it failed without one."""
+    reports: list[str]
+    """Why each test that the check ran failed; empty for one that passed."""
 
 
 def run_program(
@@ -196,14 +198,14 @@ def _run(
     except OSError as error:
         raise RewardError(f"the sandbox could not start a process: {error}") from error
     reports = _read_reports(child.pipes["report"])
-    reason = broken or (reports[-1][1] if reports else "")
+    reason = broken or (reports[-1] if reports else "")
     reason = reason or _explain_end(child.process.returncode, settings["cpu_s"])
     return ProgramResult(bytes(child.pipes["stdout"]), reason, reports)
 
 
 def _count_tests(check: Check | None) -> int:
     steps = check.steps if check else []
-    return max(1, sum(step.asserts or bool(step.expected) for step in steps))
+    return max(1, sum(step.asserts for step in steps))
 
 
 class _Child:
@@ -331,16 +333,10 @@ def _nameless_file(content: bytes) -> Iterator[int]:
         yield file.fileno()
 
 
-def _read_reports(written: bytearray) -> list[tuple[Any, str]]:
-    """Return the values that were reported, and the errors; a program may have written anything."""
-    reports: list[tuple[Any, str]] = []
-    for line in bytes(written).removeprefix(READY).splitlines():
-        try:
-            report = {"value": ["o"], "error": "", **json.loads(line)}
-            reports.append((decode(report["value"]), _one_line(str(report["error"])[:300])))
-        except (ValueError, TypeError, LookupError, RecursionError):
-            reports.append((Opaque("unknown"), ""))
-    return reports
+def _read_reports(written: bytearray) -> list[str]:
+    """Return what was reported of each test; a program without a check may have written anything."""
+    lines = bytes(written).removeprefix(READY).decode(errors="replace").splitlines()
+    return [_one_line(line[1:300]) or "it failed" if line else "" for line in lines]
 
 
 def _explain_end(code: int, cpu_s: int) -> str:

@@ -1,5 +1,6 @@
 """Runs test functions and classes, which import this module as `pytest`: it has what they use of that."""
 
+import sys
 from itertools import product
 
 from grpo_cli.sandbox.peer import Remote
@@ -10,7 +11,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-COUNTER = "__assertions__"
+COUNTER = "__counter__"
 """The name by which a test counts its assertions."""
 
 
@@ -31,15 +32,6 @@ class Assertions:
         self.count += 1
         return value
 
-    def asserted(self, value: "Any") -> bool:
-        """Count the condition of `assert`."""
-        return self.failing(bool(self.checked(value)))
-
-    def failing(self, value: "Any") -> "Any":
-        """Return a condition; a false one fails the test, even if the test catches the exception."""
-        self.has_failed = self.has_failed or not value
-        return value
-
     def asserting(self, function: "Any") -> "Any":
         """Return a function with its calls counted; one of the test's has assertions of its own."""
         if not callable(function) or isinstance(function, type | Remote):
@@ -48,21 +40,19 @@ class Assertions:
             return function
 
         def call(*args: "Any", **kwargs: "Any") -> "Any":
-            before = self.has_failed
-            try:
-                value = self.checked(function(*args, **kwargs))
-            except AssertionError:
-                self.has_failed = True
-                raise
-            # What failed within was expected, as in `assertRaises(AssertionError, check, 3)`.
-            self.has_failed = before
-            return value
+            # What fails within is expected, as in `assertRaises(AssertionError, check, 3)`.
+            with _Watch(self, is_expecting=True):
+                return self.checked(function(*args, **kwargs))
 
         return call
 
-    def expecting(self) -> "_Expecting":
+    def watching(self, failure: "type[BaseException]") -> "_Watch":
+        """Return a context that fails the test if this leaves it, even if the test catches it."""
+        return _Watch(self, failure)
+
+    def expecting(self) -> "_Watch":
         """Return the context of assertions that are expected to fail."""
-        return _Expecting(self)
+        return _Watch(self, is_expecting=True)
 
     def require(self, before: int, function: "Any" = None) -> None:
         """Raise an exception if none ran since `count` was that; a function may be one without assertions."""
@@ -76,44 +66,59 @@ class Assertions:
             raise AssertionError("an assertion failed, and the test caught its exception")
 
 
-class _Expecting:
-    def __init__(self, assertions: Assertions) -> None:
+class _Watch:
+    def __init__(
+        self,
+        assertions: Assertions,
+        failure: "type[BaseException]" = BaseException,
+        is_expecting: bool = False,
+    ) -> None:
         self.assertions, self.before = assertions, assertions.has_failed
+        self.failure, self.is_expecting = failure, is_expecting
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: "Any", *_: object) -> None:
-        if kind is None:
+        if kind and issubclass(kind, self.failure):
+            self.assertions.has_failed = True
+        elif self.is_expecting:
             self.assertions.has_failed = self.before
 
 
 def _has_assertions(code: "Any") -> bool:
     inner = [each for each in code.co_consts if hasattr(each, "co_names")]
-    return COUNTER in code.co_names or any(map(_has_assertions, inner))
+    counted = COUNTER in code.co_names and not {"checked", "asserting"}.isdisjoint(code.co_names)
+    return counted or any(map(_has_assertions, inner))
 
 
 def run(names: "dict[str, Any]", collected: "list[str]") -> None:
     """Run functions and classes of tests; raises what the first that fails raises."""
-    _call_hook(names.get("setup_module"))
+    module = sys.modules["test"]
+    if collected:
+        _call_hook(module, "setup_module", module)
     values: dict[str, dict[str, Any]] = {}
     values["module"] = values["package"] = values["session"] = {}
     for target in map(names.__getitem__, collected):
         values["class"] = {}
         if not isinstance(target, type):
-            _call_hook(names.get("setup_function"), target)
+            _call_hook(module, "setup_function", target)
             _run_function(target, names, values)
-            _call_hook(names.get("teardown_function"), target)
+            _call_hook(module, "teardown_function", target)
         elif hasattr(target, "assertEqual"):
             _run_case(target, names[COUNTER])
         else:
-            _call_hook(getattr(target, "setup_class", None))
+            _call_hook(target, "setup_class", target)
             for method in [each for each in dir(target) if each.startswith("test")]:
                 _run_function(getattr(target, method), names, values, target)
+            _call_hook(target, "teardown_class", target)
+    if collected:
+        _call_hook(module, "teardown_module", module)
 
 
-def _call_hook(hook: "Any", *args: object) -> None:
-    if hook is not None:
+def _call_hook(owner: "Any", name: str, *args: object) -> None:
+    """Call a function such as `setup_module`, if there is one, with as many arguments as it takes."""
+    if hook := getattr(owner, name, None):
         hook(*args[: len(_parameters(hook))])
 
 
@@ -164,9 +169,9 @@ def _run_function(
         for name in dir(owner) if owner else ():
             if _is_fixture(getattr(owner, name)):
                 fixtures[name] = getattr(instance, name)
-        _call_hook(getattr(instance, "setup_method", None), bound)
+        _call_hook(instance, "setup_method", bound)
         _Fixtures(fixtures, {**values, "function": row}).run(bound)
-        _call_hook(getattr(instance, "teardown_method", None), bound)
+        _call_hook(instance, "teardown_method", bound)
     assertions.require(before, function)
 
 

@@ -1,7 +1,6 @@
 """Plain data and exceptions on their way between processes, as JSON that keeps Python's types.
 
-Reading trusts nothing: whatever was written, the result is plain data, in which everything else is `Opaque` and
-equal to nothing.
+Reading trusts nothing: whatever was written, the result is plain data, or what the reader makes of other marks.
 """
 
 import os
@@ -27,24 +26,12 @@ _READERS: "dict[str, Callable[..., Any]]" = {
 }
 
 
-MOST_ITEMS = 100_000
-"""Items of an iterator that are reported."""
 _made: "dict[str, type[BaseException]]" = {}
 """Classes of exceptions that only the other process has."""
 
 
-class Opaque:
-    """An object that is not plain data."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __repr__(self) -> str:
-        return f"an object of class {self._name}"
-
-
-def encode(value: "Any", describe: "Callable[[Any], object] | None" = None) -> object:
-    """Return a value as JSON can hold it; `describe` encodes what is not plain data (default: `Opaque`)."""
+def encode(value: "Any", describe: "Callable[[Any], object]") -> object:
+    """Return a value as JSON can hold it; `describe` encodes what is not plain data."""
     kind = type(value)
     if value is None or kind in (bool, str):
         return value
@@ -61,20 +48,7 @@ def encode(value: "Any", describe: "Callable[[Any], object] | None" = None) -> o
     if kind is dict:
         items = value.items()
         return ["d", [[encode(key, describe), encode(item, describe)] for key, item in items]]
-    return ["o", kind.__name__[:80]] if describe is None else describe(value)
-
-
-def describe_result(value: "Any") -> object:
-    """Encode a test's value for the report: as what it equals, of types that the reader may lack."""
-    if type(value).__name__ == "generator":
-        items = [item for _, item in zip(range(MOST_ITEMS + 1), value, strict=False)]
-        return encode(items if len(items) <= MOST_ITEMS else Opaque("generator"), describe_result)
-    for plain in (dict, tuple):
-        if isinstance(value, plain):
-            return encode(plain(value), describe_result)
-    if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
-        return encode(value.tolist(), describe_result)
-    return ["o", type(value).__name__[:80]]
+    return describe(value)
 
 
 def text_of(error: BaseException) -> str:
@@ -93,32 +67,22 @@ def send(descriptor: int, value: object) -> None:
         rest = rest[os.write(descriptor, rest) :]
 
 
-def decode(written: object, resolve: "Callable[..., object] | None" = None) -> object:
-    """Return the value that `encode` wrote; `Opaque` for all it would not have written.
-
-    Args:
-        written: What was read.
-        resolve: Decodes the marks that are not plain data's, and "other" for what cannot be read.
-    """
+def decode(written: object, resolve: "Callable[..., object]") -> object:
+    """Return the value that `encode` wrote; `resolve` decodes other marks, and "other" for what cannot be read."""
     if written is None or isinstance(written, bool | str | int | float):
         return written
     try:
         return _decode_marked(resolve, *written)  # type: ignore[misc]
     except (TypeError, ValueError, LookupError, ArithmeticError):
-        return Opaque("unknown") if resolve is None else resolve("other", -1, "unknown")
+        return resolve("other", -1, "unknown")
 
 
-def _decode_marked(resolve: "Callable[..., object] | None", mark: str, *parts: "Any") -> object:
+def _decode_marked(resolve: "Callable[..., object]", mark: str, *parts: "Any") -> object:
     if mark in _SEQUENCES:
         return _SEQUENCES[mark](decode(item, resolve) for item in parts[0])
     if mark == "d":
         return {decode(key, resolve): decode(item, resolve) for key, item in parts[0]}
-    if mark in _READERS:
-        return _READERS[mark](*parts)
-    if resolve is not None:
-        return resolve(mark, *parts)
-    name = str(parts[0])[:80] if mark == "o" and parts else ""
-    return Opaque(name if name.isprintable() and name else "unknown")
+    return _READERS[mark](*parts) if mark in _READERS else resolve(mark, *parts)
 
 
 def describe_error(error: BaseException) -> "list[object]":
@@ -130,14 +94,14 @@ def describe_error(error: BaseException) -> "list[object]":
         except (TypeError, RecursionError):
             continue
     cause = error.__cause__ and describe_error(error.__cause__)
-    return [name_classes(type(error)), encode(text_of(error)), plain, cause]
+    return [name_classes(type(error)), text_of(error), plain, cause]
 
 
 def make_error(
     names: "list[list[str]]", text: str, plain: "dict[str, Any]", cause: "list[Any] | None"
 ) -> BaseException:
     """Return the exception that was described."""
-    values = {name: decode(value) for name, value in plain.items()}
+    values = {name: decode(value, _reject) for name, value in plain.items()}
     try:
         arguments: Any = values.pop("args", (text,))
         error = find_class(names)(*arguments)
@@ -181,5 +145,5 @@ def _read_text(error: BaseException) -> str:
     return str(vars(error).get("_text", BaseException.__str__(error)))
 
 
-def _reject(value: object) -> "Any":
+def _reject(*value: object) -> "Any":
     raise TypeError(value)

@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from grpo_cli.sandbox.unit_tests import COUNTER
 
@@ -12,111 +13,111 @@ _EXPECTING = re.compile(r"\b(raises|assertRaises(Regex)?)\)?\(")
 """Contexts that expect an exception, which an assertion within may raise."""
 _FAILING = frozenset("fail exit quit _exit abort".split())
 """Names of functions that fail a test by being called: `self.fail`, `pytest.fail`, `sys.exit`."""
-_LEAVING = (ast.Return, ast.Continue, ast.Break)
+_CONDITIONS = (ast.If, ast.IfExp, ast.While, ast.BoolOp, ast.Match, ast.Try, ast.ExceptHandler)
+_SIMPLE = (ast.Assert, ast.Expr, ast.Assign, ast.Return, ast.Raise)
 
 
 def count_assertions(code: str) -> str:
     """Return the code of a test with its assertions counted; the same code if it cannot fail.
 
-    Assertions are `assert`, calls of functions that assert, and decisions between going on and failing (`raise`,
-    `assert False`, `self.fail()`, `sys.exit()`), which count when they are made. If nothing decides, as in a
-    callback that must not be called, the end of the code counts.
+    Assertions are `assert` and calls of functions that assert. In code without any that fails in another way
+    (`raise`, `assert False`, `self.fail()`, `sys.exit()`), conditions count; without these, its end does.
     """
     counter = _Counter(ast.parse(code))
-    if counter.count:
-        return ast.unparse(counter.tree)
     may_fail = any(
         isinstance(each, ast.Assert) or _is_failure(each) for each in ast.walk(counter.tree)
     )
-    return f"{code}\n{COUNTER}.checked(True)" if may_fail else code
+    counted = ast.unparse(ast.fix_missing_locations(counter.tree))
+    return f"{counted}\n{COUNTER}.checked(True)" if may_fail and not counter.count else counted
 
 
 class _Counter(ast.NodeTransformer):
     def __init__(self, tree: ast.Module) -> None:
         self.count = 0
-        self._decisions = set(_find_decisions(tree))
+        self._must_raise = False
+        self._conditions: set[ast.AST] = set()
+        scopes = [each for each in ast.walk(tree) if isinstance(each, ast.Module | ast.FunctionDef)]
+        for nodes in (list(_walk(each.body)) for each in scopes):
+            if any(map(_is_failure, nodes)) and not any(map(_asserts, nodes)):
+                self._conditions |= {each for each in nodes if isinstance(each, _CONDITIONS)}
         self.tree = self.visit(tree)
 
     def visit(self, node: ast.AST) -> ast.AST:
-        """Count what a part of the test asserts."""
-        is_decision = node in self._decisions
+        """Count what a part of the test asserts, and watch for exceptions that it should not raise."""
+        is_condition, before = node in self._conditions, self._must_raise
+        if isinstance(node, ast.Try):
+            self._must_raise = any(map(_is_failure, [*node.body, *node.orelse]))
+            if not self._must_raise and _hides_exceptions(node):
+                node.body = [self._watch(node.body)]
+        parts = list(_walk([node])) if isinstance(node, _SIMPLE) else []
+        watched: Any = node
+        if any(map(_asserts, parts)):
+            watched = self._watch([node])
+        elif any(map(_is_failure, parts)):
+            watched = self._watch([node], "AssertionError")
         self.generic_visit(node)
+        self._must_raise = before
         match node:
-            case ast.Assert(test=ast.Constant(value=value)):
-                if not value:
-                    node.test = self._call("failing", node.test)
-                    self.count -= 1
-            case ast.Assert():
-                node.test = self._call("asserted", node.test)
+            case ast.Assert(test=test) if not isinstance(test, ast.Constant):
+                node.test = self._call("checked", test)
             case ast.With(items=items):
                 if any(_EXPECTING.search(ast.unparse(each.context_expr)) for each in items):
-                    expecting = ast.Attribute(
-                        ast.Name(COUNTER, ast.Load()), "expecting", ast.Load()
-                    )
-                    items.insert(0, ast.withitem(ast.Call(expecting, [], [])))
-            case ast.If() | ast.While() | ast.IfExp() if is_decision:
+                    items.insert(0, ast.withitem(_method("expecting")))
+            case ast.If() | ast.While() | ast.IfExp() if is_condition:
                 node.test = self._call("checked", node.test)
-            case ast.BoolOp() if is_decision:
+            case ast.BoolOp() if is_condition:
                 node.values[0] = self._call("checked", node.values[0])
-            case ast.Match() if is_decision:
+            case ast.Match() if is_condition:
                 node.subject = self._call("checked", node.subject)
-            case ast.ExceptHandler() if is_decision:
+            case ast.ExceptHandler() if is_condition:
                 node.body.insert(0, self._mark())
-            case ast.Try() | ast.For() if is_decision:
+            case ast.Try() if is_condition and node.handlers:
                 node.orelse.insert(0, self._mark())
-            case ast.Name(id=name, ctx=ast.Load()) | ast.Attribute(attr=name, ctx=ast.Load()):
-                if _ASSERTING.match(name):
-                    return self._call("asserting", node)
-        return node
+            case ast.Name(ctx=ast.Load()) | ast.Attribute(ctx=ast.Load()) if _asserts(node):
+                return self._call("asserting", node)
+        return watched
 
     def _call(self, method: str, value: ast.expr) -> ast.expr:
         self.count += 1
-        counter = ast.Name(COUNTER, ast.Load())
-        return ast.Call(ast.Attribute(counter, method, ast.Load()), [value], [])
+        return _method(method, value)
 
     def _mark(self) -> ast.stmt:
         return ast.Expr(self._call("checked", ast.Constant(None)))
 
-
-def _find_decisions(tree: ast.Module) -> Iterator[ast.AST]:
-    """Yield what decides whether a test fails: conditions, handlers, and statements whose `else` means success."""
-    for node in ast.walk(tree):
-        match node:
-            case ast.If() | ast.IfExp() | ast.While() | ast.BoolOp() if _decides(node):
-                yield node
-            case ast.Match(cases=cases) if any(_fails(case.body) for case in cases):
-                yield node
-            case ast.Try(body=body, handlers=handlers, orelse=orelse):
-                failing = [each for each in handlers if _fails(each.body)]
-                if _fails(body) or _fails(orelse):
-                    yield from (each for each in handlers if each not in failing)
-                if failing:
-                    yield node
-            case ast.For(body=body, orelse=orelse):
-                if body and _is_failure(body[0]):
-                    yield node
-                if _fails(orelse):
-                    yield from _find_exits(body)
-        for block in (getattr(node, "body", None), getattr(node, "orelse", None)):
-            if isinstance(block, list):
-                ends = [index for index, each in enumerate(block) if _is_failure(each)]
-                yield from _find_exits(block[: ends[0]] if ends else [])
+    def _watch(self, body: Any, kind: str = "") -> ast.stmt:
+        kind = kind or ("AssertionError" if self._must_raise else "BaseException")
+        return ast.With([ast.withitem(_method("watching", ast.Name(kind, ast.Load())))], body)
 
 
-def _decides(node: ast.AST) -> bool:
+def _method(name: str, *values: ast.expr) -> ast.expr:
+    counter = ast.Name(COUNTER, ast.Load())
+    return ast.Call(ast.Attribute(counter, name, ast.Load()), [*values], [])
+
+
+def _walk(body: Sequence[ast.AST]) -> Iterator[ast.AST]:
+    """Yield the nodes of code, without those of the functions that it defines."""
+    for node in body:
+        if not isinstance(node, ast.FunctionDef):
+            yield node
+            yield from _walk(list(ast.iter_child_nodes(node)))
+
+
+def _asserts(node: ast.AST) -> bool:
     match node:
-        case ast.If(body=body, orelse=orelse) | ast.While(body=body, orelse=orelse):
-            is_chain = len(orelse) == 1 and isinstance(orelse[0], ast.If) and _decides(orelse[0])
-            return _fails(body) or _fails(orelse) or is_chain
-        case ast.IfExp(body=value, orelse=other):
-            return _fails([value, other])
-        case ast.BoolOp(values=[_, *rest]):
-            return _fails(rest)
+        case ast.Assert(test=test):
+            return not isinstance(test, ast.Constant)
+        case ast.Name(id=name, ctx=ast.Load()) | ast.Attribute(attr=name, ctx=ast.Load()):
+            return bool(_ASSERTING.match(name))
     return False
 
 
-def _fails(block: Sequence[ast.AST]) -> bool:
-    return any(map(_is_failure, block))
+def _hides_exceptions(node: ast.Try) -> bool:
+    """Return whether a `try` asserts, and its first handler catches everything and asserts nothing."""
+    handler = node.handlers[0] if node.handlers else None
+    if handler is None or any(map(_asserts, _walk(handler.body))):
+        return False
+    is_broad = not handler.type or ast.unparse(handler.type) in ("Exception", "BaseException")
+    return is_broad and any(map(_asserts, _walk(node.body)))
 
 
 def _is_failure(node: ast.AST) -> bool:
@@ -129,12 +130,3 @@ def _is_failure(node: ast.AST) -> bool:
         case ast.Assert(test=ast.Constant(value=value)):
             return not value
     return isinstance(node, ast.Raise)
-
-
-def _find_exits(block: Sequence[ast.stmt]) -> Iterator[ast.AST]:
-    """Yield the conditions and handlers by which code leaves a block that fails at its end."""
-    for node in (inner for part in block for inner in ast.walk(part)):
-        if isinstance(node, ast.If | ast.ExceptHandler):
-            parts = [*node.body, *getattr(node, "orelse", [])]
-            if any(isinstance(each, _LEAVING) for each in parts):
-                yield node

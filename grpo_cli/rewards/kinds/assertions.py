@@ -5,7 +5,7 @@ import builtins
 import importlib
 import re
 import symtable
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +16,6 @@ from grpo_cli.sandbox.child import MODULE
 from grpo_cli.sandbox.runner import Check, Step
 from grpo_cli.sandbox.unit_tests import COUNTER
 
-_CONSTRUCTORS: Mapping[str, Any] = {
-    each.__name__: each for each in (set, frozenset, tuple, list, dict, sorted, float)
-}
-"""What may be called in an expected value."""
 _LIBRARY = {
     **{
         name: name
@@ -62,10 +58,12 @@ _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 class ProgramTest:
     """A run of a program, with one test or more."""
 
-    expected: list[Any]
-    """What has to equal the values of the check's tests, None for statements; without a check, what is printed."""
     check: Check | None = None
+    count: int = 1
+    """Tests of the check."""
     stdin: str = ""
+    output: str = ""
+    """What has to be printed, without a check."""
 
 
 def read_doctest(text: str) -> str:
@@ -192,7 +190,6 @@ def read_code(texts: Sequence[list[ast.stmt]], function: str | None) -> ProgramT
     Texts that assert nothing prepare the next ones.
     """
     steps: list[Step] = []
-    expected: list[Any] = []
     whole: list[ast.stmt] = []
     asserting: set[str] = set()
     for text in texts:
@@ -200,16 +197,12 @@ def read_code(texts: Sequence[list[ast.stmt]], function: str | None) -> ProgramT
         whole += body
         collected = _collect(body)
         if body and isinstance(body[-1], ast.Assert) and not collected:
-            for statement in body:
-                step, value = _read_statement(statement)
-                steps.append(step)
-                expected += [value] if step.asserts or step.expected else []
+            steps += map(_read_statement, body)
             continue
         code = count_assertions(_write(body))
         calls = asserting & _names(_executed(body), ast.Load)
         is_test = bool(collected or calls or (COUNTER in code and _runs_something(body)))
         steps.append(Step(code, asserts=is_test, collected=collected))
-        expected += [None] * is_test
         if COUNTER in code or asserting & _names(body, ast.Load):
             asserting |= {each.name for each in body if isinstance(each, _DEFINITIONS)}
     if form := find_unsupported(whole):
@@ -218,7 +211,7 @@ def read_code(texts: Sequence[list[ast.stmt]], function: str | None) -> ProgramT
             "Fix: write these tests as assertions, or leave the row out"
         )
     names, imports = _find_names(whole)
-    return ProgramTest(expected, Check(names, [Step(imports), *steps]))
+    return ProgramTest(Check(names, [Step(imports), *steps]), sum(step.asserts for step in steps))
 
 
 def _add_function(body: list[ast.stmt], function: str | None) -> list[ast.stmt]:
@@ -247,16 +240,15 @@ def _runs_something(body: Sequence[ast.stmt]) -> bool:
     return any(isinstance(node, ast.Call | ast.Assert | ast.Raise) for node in run)
 
 
-def _read_statement(statement: ast.stmt) -> tuple[Step, Any]:
-    """Return a statement as a step, and what its value has to equal if it is an assertion."""
+def _read_statement(statement: ast.stmt) -> Step:
+    """Return a statement as a step."""
     match statement:
         case ast.Assert(test=ast.Compare(left=left, ops=[ast.Eq()], comparators=[right])):
-            for expression, expected in ((left, right), (right, left)):
-                known, value = compute(expected)
-                if known:
-                    return Step(ast.unparse(expression), ast.unparse(expected)), value
+            for value, expected in ((left, right), (right, left)):
+                if not _names([expected], ast.Load) - vars(builtins).keys():
+                    return Step(ast.unparse(value), ast.unparse(expected), asserts=True)
     code = count_assertions(ast.unparse(statement))
-    return Step(code, asserts=isinstance(statement, ast.Assert)), None
+    return Step(code, asserts=isinstance(statement, ast.Assert))
 
 
 def _walk(body: Sequence[ast.AST]) -> list[ast.AST]:
@@ -336,17 +328,3 @@ def _find_undefined(code: str) -> set[str]:
                 is_defined = symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace()
                 (defined if is_defined else used).add(symbol.get_name())
     return {name for name in used - defined if not name.startswith("__")}
-
-
-def compute(node: ast.expr) -> tuple[bool, Any]:
-    """Return whether a node is a literal, or a call such as `set([1, 2])`, and its value."""
-    try:
-        match node:
-            case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in _CONSTRUCTORS:
-                parts = [compute(argument) for argument in args]
-                if all(known for known, _ in parts):
-                    return True, _CONSTRUCTORS[name](*(value for _, value in parts))
-                return False, None
-        return True, ast.literal_eval(node)
-    except (ValueError, TypeError):
-        return False, None

@@ -34,63 +34,61 @@ class CodeParams(RewardParams):
     Only text after `</think>` is read. The reward does not apply to a row without tests; tests that cannot be
     parsed are an error. A test is an input and an output (compared with the printed output or, if the row names a
     function, with its return value), an assertion, a function `check(candidate)` as HumanEval has it, or a file
-    of test functions or classes. Code runs in order and in one process, and what a call changes in the program
-    stays; a global that holds data is a copy in the test, so test by what functions return. If a text ends with
-    an assertion, each that is not in a block is a test, and the others go on if it fails; any other text is one
-    test. The program runs in a new process with an empty folder, no environment variables, and no access to the
-    rest of the machine, unless the kernel lacks the means (see below). If it ends or exceeds a limit, the
-    assertions that are left fail.
+    of test functions or classes. If a text ends with an assertion, each that is not in a block is a test, and the
+    others go on if it fails; any other text is one test. Code runs in order and in one process, and what a call
+    changes in the program stays. If the program ends or exceeds a limit, the assertions that are left fail.
     Range: {0, 1}, or [0, 1] with `credit: share`.
 
-    Protection: time, memory, threads, output and files are limited on every system. On Linux, if the
-    machine supports it, a program also has an in-memory root folder with only the interpreter, no
-    network and no view of other processes (namespaces); a separate user id (if run as root); no files
-    except the interpreter's (Landlock); and only the system calls for computing, threads and files
-    (seccomp). Programs that need subprocesses, the network or locks (SQLite's files) fail. On a
-    machine where a program could change the user's files, end their processes or reach the network
-    (macOS, old kernels in containers), no program is run unless you set `unprotected: true`.
-
-    Limits of the protection: kernel bugs are not covered, and time limits depend on the machine's
-    load. Without namespaces, files and threads may briefly exceed their limits, and a program can
+    Protection: the program runs in a new process with an empty folder and no environment variables. Time, memory,
+    threads, output and files are limited on every system. On Linux, if the machine supports it, a program also
+    has an in-memory root folder with only the interpreter, no network and no view of other processes
+    (namespaces); a separate user id (if run as root); no files except the interpreter's (Landlock); and only the
+    system calls for computing, threads and files (seccomp). Programs that need subprocesses, the network or locks
+    (SQLite's files) fail. On a machine where a program could change the user's files, end their processes or reach
+    the network (macOS, old kernels in containers), no program is run unless you set `unprotected: true`. Kernel
+    bugs are not covered. Without namespaces, files and threads may briefly exceed their limits, and a program can
     find out whether a file exists, its size and its age.
 
     Reward hacking: a test runs in a process of its own. From the program it gets the names that it uses, does not
     define itself, and that are not Python's own or its library's (`range`, `math`, `Counter`). A function named
     like one of Python's is taken from the program if `function` names it or the test imports it
     (`from solution import sum`). A row whose tests use no name of the program is an error.
-    Results come back as copies: exact numbers, texts, bytes, None, lists, tuples, dicts and
-    sets, named tuples, dates, fractions and the like; iterators and functions can be used, but not compared.
-    Expected values never enter the program's process. An object of the program's own class has methods, attributes
-    and operators if the test names the class (`s = Stack()`); any other such object gives 0 as soon as the test
-    uses it, even if it derives from `int`. The class is the program's own word: between two of its objects, `==`
-    is what the program says. It is not asked to compare with plain data: an object is unequal to it and has no
-    order beside it, a result that was computed from a number of the test is not a number, and only the object that
-    the test made (not one that a function or method returned) says what it contains.
+    What crosses is a copy: exact numbers, texts, bytes, None, lists, tuples, dicts and sets, named tuples, dates,
+    fractions, `deque`, `Counter`, `defaultdict` and the like. Iterators and functions can be used, but not
+    compared. A value that cannot be copied (a list in itself) gives 0, whatever the test catches. Expected values
+    never enter the program's process. An object of the program's own class has methods, attributes and operators
+    if the test names the class (`s = Stack()`); any other such object gives 0 as soon as the test uses it, even if
+    it derives from `int`. The class is the program's own word: between two of its objects, `==` is what the
+    program says. It is not asked to compare with plain data: an object is unequal to it and has no order beside
+    it, a result that was computed from a number of the test is not a number, and only the object that the test
+    made (not one that a function or method returned) says what it contains.
 
     A test is passed only if an assertion ran: `for a, b in zip(f(3), [1, 2]): assert a == b` gives 0 to an empty
-    result. Assertions are `assert`, functions named so (`self.assertEqual`, `assert_allclose`, `pytest.raises`),
-    and what decides between going on and `raise`, `assert False`, `fail()` or `exit()`, such as
-    `if f(2) != 4: sys.exit(1)`. They count where they run, also in functions that the test or the program calls;
-    each test function or method that has some needs one. A test that calls `exit` fails whatever the code. An
-    assertion that fails fails its test, even if the test catches the exception; in `pytest.raises` and
-    `assertRaises` it may.
+    result. Assertions are `assert` and functions named so (`self.assertEqual`, `assert_allclose`, `pytest.raises`).
+    In a function (or top-level code) without any that can `raise`, `assert False`, `fail()` or `exit()`, conditions
+    are: `if f(2) != 4: sys.exit(1)`. They count where they run, also in functions that the test or the program
+    calls; each test function or method that has some needs one. A test that calls `exit` fails whatever the code.
+    An assertion that fails fails its test, even if the test or the program catches the exception, and so does one
+    whose own expression raises another exception. If `except Exception` or `except:` comes first, all calls of a
+    `try` that asserts are meant. Such exceptions are right in `pytest.raises`, in `assertRaises`, and in a `try`
+    that goes on to `assert False`, `fail()` or `raise`.
 
     Tests that can be forged: a test that asks the program to judge itself. It may take its cases from the
     program, call helpers that the program defines (HumanEval's `poly` and `encode_cyclic`), compare identity
     (`is`) with what it passed, compare a result with a list that it passed and the program changed, call special
     methods (`a.__eq__(b)`), or run in a context manager of the program, which suppresses exceptions other than a
-    failed assertion. A test that catches exceptions around its own assertion (`except Exception`) passes if a
-    call in there raises, and another assertion holds.
+    failed assertion.
 
-    What tests can pass: plain data, functions, and objects of classes that they define. Lists and the like that a
-    function changes are changed in the test too, so compare with a copy: `f(x) == sorted(x)` is true of a function
-    that empties `x`. A test cannot derive a class from one of the program's, receive coroutines, or redirect the
-    program's input and output. An assertion that fails in a function which the program calls fails the test,
-    even if the program catches the exception. Test functions and classes (`test_…`, `unittest.TestCase`) are run,
-    with `pytest.raises`, `approx`, `fixture` (`scope`, `autouse`) and `mark.parametrize`; imports from `solution`,
-    `main` and the like are the program's names. A row is an error if its tests use anything else of pytest
-    (`warns`, `mark.xfail`, its own fixtures such as `capsys`, `params` of a fixture), `assertWarns`, `assertLogs`
-    or `async def`.
+    What tests can pass: plain data, functions (with their parameters and `__doc__`), and objects of classes that
+    they define. Lists and the like that a function changes are changed in the test too, so compare with a copy:
+    `f(x) == sorted(x)` is true of a function that empties `x`. Globals of the program that a test uses and that
+    hold data are kept equal in both. Other copies are not: `s.items.append(1)` changes the test's copy. A test
+    cannot derive a class from one of the program's, receive coroutines, or redirect the program's input and
+    output. Test functions and classes (`test_…`, `unittest.TestCase`) are run, with `setup_…` and `teardown_…`
+    (`module`, `function`, `class`, `method`), `pytest.raises`, `approx`, `fixture` (`scope`, `autouse`) and
+    `mark.parametrize`; imports from `solution`, `main` and the like are the program's names. A row is an error if
+    its tests use anything else of pytest (`warns`, `mark.xfail`, its own fixtures such as `capsys`, `params` of a
+    fixture), `assertWarns`, `assertLogs` or `async def`.
 
     Source: the test formats of APPS (Hendrycks et al. 2021), MBPP (Austin et al. 2021) and
     HumanEval (Chen et al. 2021).
@@ -168,7 +166,7 @@ class CodeParams(RewardParams):
             )
         if tests and all(looks_like_call(test) for test in tests):
             seen = (
-                f"programs read {tests[0].stdin!r:.60} from stdin and have to print {tests[0].expected[0]!r:.60}: "
+                f"programs read {tests[0].stdin!r:.60} from stdin and have to print {tests[0].output!r:.60}: "
                 "these look like the argument and the result of a function"
             )
             fix = (

@@ -7,7 +7,6 @@ does with results is done out of the program's reach.
 import ast
 import contextlib
 import json
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,12 +17,11 @@ from grpo_cli.rewards.contract import Score
 from grpo_cli.rewards.kinds.assertions import (
     ProgramTest,
     Runnable,
-    compute,
     read_code,
     read_doctest,
 )
-from grpo_cli.rewards.scoring import shorten
 from grpo_cli.sandbox.child import MODULE
+from grpo_cli.sandbox.results import find_difference
 from grpo_cli.sandbox.runner import Check, Limits, run_program
 
 _FORMS = (
@@ -31,8 +29,6 @@ _FORMS = (
     "(one text or a list of them), as themselves or as JSON text"
 )
 _KEYS = (("inputs", "outputs"), ("input", "output"))
-_TOLERANCE = 1e-6
-_SHOWN = 40
 _HOPELESS = ("SyntaxError", "IndentationError", "TabError")
 """Errors that every other test would end with too."""
 
@@ -56,98 +52,36 @@ class TestRunner:
         first = next(
             (f": test {number}: {fault}" for number, fault in enumerate(faults, 1) if fault), ""
         )
-        passed, count = faults.count(""), sum(len(test.expected) for test in tests)
+        passed, count = faults.count(""), sum(test.count for test in tests)
         value = passed / count if self.credit == "share" else float(passed == count)
         return Score(value, f"{passed} of {count} tests{first}")
 
     def _run_test(self, program: bytes, test: ProgramTest) -> list[str]:
         """Return why each test failed; empty for one that passed."""
-        # Room for all that may rightly be written, in the longer form of reports.
-        room = self.limits.output_bytes + 4 * len(repr(test.expected))
+        # Room for all that may rightly be written.
+        room = self.limits.output_bytes + 4 * len(test.output)
         limits = replace(self.limits, output_bytes=room)
         stdin = test.stdin.encode(errors="replace")
-        # Of numbers, those that are nearly equal are told apart here.
-        stop = self.credit == "all" and self.compare != "float"
-        check = test.check and replace(test.check, stop=stop)
+        stop = self.credit == "all"
+        check = test.check and replace(test.check, stop=stop, compare=self.compare)
         result = run_program(program, limits, stdin=stdin, check=check)
-        reports = result.reports if check else [(result.stdout.decode(errors="replace"), "")]
-        count = len(test.expected)
-        faults = [
-            error or self._find_fault(value, expected, check)
-            for (value, error), expected in zip(reports, test.expected, strict=False)
-        ]
+        faults = result.reports if check else [self._find_fault(result.stdout, test.output)]
         if result.reason:
             # It ended in the next test, or in the last after its report.
-            faults = [*faults[: count - 1], result.reason]
-        return faults + ["not run"] * (count - len(faults))
+            faults = [*faults[: test.count - 1], result.reason]
+        return faults + ["not run"] * (test.count - len(faults))
 
-    def _find_fault(self, value: Any, expected: Any, check: Check | None) -> str:
-        if self._is_right(value, expected, check):
+    def _find_fault(self, stdout: bytes, expected: str) -> str:
+        """Return how the output differs from what was expected."""
+        printed: Any = stdout.decode(errors="replace")
+        right: Any = expected
+        if self.compare == "exact":
+            fault = find_difference(printed.rstrip("\n"), right.rstrip("\n"), "exact", "printed")
+        elif not find_difference(printed.split(), right.split(), self.compare):
             return ""
-        if not check and not value:
-            return (
-                f"expected {_show(expected)}, printed nothing; tests of functions need `function`"
-            )
-        return f"expected {_show(expected)}, {'got' if check else 'printed'} {_show(value)}"
-
-    def _is_right(self, value: Any, expected: Any, check: Check | None) -> bool:
-        if check is None:
-            if self.compare == "exact":
-                return bool(value.rstrip("\n") == expected.rstrip("\n"))
-            return self._is_equal(value.split(), expected.split())
-        if check.function:
-            plain, expected = _as_json(value), _as_json(expected)
-            # APPS wraps the results of calls in lists.
-            return self._is_equal(plain, expected) or self._is_equal([plain], expected)
-        return self._is_equal(value, expected)
-
-    def _is_equal(self, value: Any, expected: Any) -> bool:
-        return bool(value == expected) or (self.compare == "float" and _is_close(value, expected))
-
-
-def _is_close(value: Any, expected: Any) -> bool:
-    """Return whether two values are alike, with numbers (or texts of numbers) nearly equal."""
-    if isinstance(value, list | tuple) and isinstance(expected, list | tuple):
-        pairs = zip(value, expected, strict=False)
-        return len(value) == len(expected) and all(_is_close(*pair) for pair in pairs)
-    if isinstance(value, dict) and isinstance(expected, dict):
-        keys = value.keys() == expected.keys()
-        return keys and all(_is_close(value[key], expected[key]) for key in expected)
-    if value == expected:
-        return True
-    try:
-        number, right = _read_number(value), _read_number(expected)
-        if isinstance(number, int) and isinstance(right, int):
-            return number == right
-        return math.isclose(number, right, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE)
-    except (TypeError, ValueError, OverflowError):
-        return False
-
-
-def _read_number(value: Any) -> Any:
-    """Return a number, or what a text is the number of as contest checkers read it; other values as they are."""
-    if not isinstance(value, str):
-        return None if isinstance(value, bool) else value
-    if re.fullmatch(r"[+-]?[0-9]+", value):
-        return int(value)
-    is_number = re.fullmatch(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", value)
-    return float(value) if is_number else None
-
-
-def _as_json(value: Any) -> Any:
-    if isinstance(value, list | tuple):
-        return [_as_json(item) for item in value]
-    if isinstance(value, dict):
-        return {key: _as_json(item) for key, item in value.items()}
-    return value
-
-
-def _show(value: Any) -> str:
-    try:
-        return shorten(repr(value.strip() if isinstance(value, str) else value), _SHOWN)
-    except (ValueError, RecursionError):
-        # Python refuses to write integers of thousands of digits.
-        return f"a {type(value).__name__}"
+        else:
+            fault = find_difference(printed, right, "exact", "printed")
+        return fault if printed or not fault else f"{fault}; tests of functions need `function`"
 
 
 def read_tests(cell: Any, function: str | None) -> list[ProgramTest]:
@@ -184,7 +118,7 @@ def _read_texts(texts: Sequence[str], function: str | None) -> list[ProgramTest]
     if not any(text.strip() for text in texts):
         return []
     test = read_code([_parse(text) for text in texts], function)
-    if not test.expected:
+    if not test.count:
         raise RewardError(
             f"the tests assert nothing, so every program would pass: {texts[0]!r:.60}; tests are {_FORMS}; "
             "a function that asserts must be called, or `function` be set if it is HumanEval's `check`"
@@ -223,7 +157,7 @@ def _pair(inputs: Any, outputs: Any, function: str | None, is_many: bool) -> lis
 
 def _make_test(inputs: Any, expected: Any, function: str | None) -> ProgramTest:
     if function is None:
-        return ProgramTest([_join_lines(expected)], stdin=_join_lines(inputs))
+        return ProgramTest(output=_join_lines(expected), stdin=_join_lines(inputs))
     if isinstance(inputs, str):
         # LiveCodeBench: one argument a line, as JSON, and so the result.
         try:
@@ -232,15 +166,15 @@ def _make_test(inputs: Any, expected: Any, function: str | None) -> ProgramTest:
         except ValueError as error:
             raise RewardError(f"arguments and results should be JSON ({error})") from error
     arguments = list(inputs) if isinstance(inputs, list | tuple) else [inputs]
-    check = Check([function, "Solution"], function=function, arguments=arguments)
-    return ProgramTest([expected], check)
+    names = [function, "Solution"]
+    return ProgramTest(Check(names, function=function, arguments=arguments, expected=expected))
 
 
 def looks_like_call(test: ProgramTest) -> bool:
     """Return whether a test of what is printed looks like a call: all lines are literals, some lists or texts."""
     if test.check or not test.stdin.strip():
         return False
-    lines = [*test.stdin.strip().split("\n"), str(test.expected[0]).strip()]
+    lines = [*test.stdin.strip().split("\n"), test.output.strip()]
     try:
         return all(_is_literal(line) for line in lines) and any(
             line[:1] in "[{('\"" for line in lines
@@ -253,7 +187,8 @@ def _is_literal(line: str) -> bool:
     with contextlib.suppress(ValueError):
         json.loads(line)
         return True
-    return compute(ast.parse(line, mode="eval").body)[0]
+    ast.literal_eval(line)
+    return True
 
 
 def _join_lines(value: Any) -> str:

@@ -1777,3 +1777,35 @@ for _name, _tests in {
 }.items():
     add(f"empty-{_name}", "loops", "def evens(n):\n    return []\nCASES = []\n", _tests, EVENS)
 add("empty-check", "humaneval", "def evens(n):\n    return ()\n", "def check(candidate):\n    assert True, 'This prints if this assert fails'\n    for a, b in zip(candidate(3), [0, 2, 4]):\n        assert a == b\n", EVENS, function="evens")
+
+# ---------------------------------------------------------------- exceptions that a test catches without asking for them
+PARTLY = "def square(n):\n    if n > 2:\n        raise ValueError\n    return n * n\n"
+for _name, _test in {
+    "exception": "for n in (1, 3):\n    try:\n        assert square(n) == n * n\n    except Exception:\n        pass",
+    "bare": "for n in (1, 3):\n    try:\n        assert square(n) == n * n\n    except:\n        print('failed', n)",
+    "named": "for n in (1, 3):\n    try:\n        assert square(n) == n * n\n    except (ValueError, TypeError):\n        continue",
+    "call-before": "for n in (1, 3):\n    try:\n        result = square(n)\n        assert result == n * n\n    except Exception as error:\n        print(error)",
+    "suppress": "import contextlib\nfor n in (1, 3):\n    with contextlib.suppress(Exception):\n        assert square(n) == n * n",
+    "helper": "def check_one(n):\n    assert square(n) == n * n\npassed = 0\nfor n in (1, 3):\n    try:\n        check_one(n)\n        passed += 1\n    except Exception:\n        pass\nassert passed",
+    "unittest": "import unittest\nclass TestSquare(unittest.TestCase):\n    def test_all(self):\n        for n in (1, 3):\n            try:\n                self.assertEqual(square(n), n * n)\n            except Exception:\n                pass",
+    "raises": "import pytest\ndef test_text():\n    try:\n        with pytest.raises(TypeError):\n            square(3)\n    except Exception:\n        pass\n    assert square(1) == 1",
+}.items():
+    add(f"caught-{_name}", "caught", PARTLY, _test, None if _name == "raises" else SQUARE)
+every("exit-is-caught", "def square(n):\n    raise SystemExit\n", "asserts unittest")
+add("exception-without-a-name", "asserts", "def square(n):\n    raise type('', (Exception,), {})\n", "assert square(3) == 9", SQUARE)
+
+# ---------------------------------------------------------------- results that cannot be copied are not exceptions
+for _name, _body in {
+    "cyclic": "a = []\n    a.append(a)\n    return a",
+    "deep": "a = []\n    for _ in range(400):\n        a = [a]\n    return a",
+    "unhashable": "return {type('K', (list,), {'__hash__': lambda s: 1})(): 1}",
+    "huge": "return [0] * 60_000_000",
+    "reduce": "from collections import deque\n    def fail(s): raise ValueError\n    return type('deque', (deque,), {'__module__': 'collections', '__reduce__': fail})()",
+}.items():
+    for _how, _test in {
+        "raises": "import pytest\ndef test_all():\n    with pytest.raises(Exception):\n        square(None)",
+        "try": "try:\n    square(None)\n    assert False\nexcept BaseException:\n    pass",
+    }.items():
+        add(f"lost-{_name}-{_how}", "lost", f"def square(n):\n    {_body}\n", _test, SQUARE)
+add("lost-attribute", "lost", "class Box:\n    @property\n    def size(self):\n        a = []\n        a.append(a)\n        return a\n", "import pytest\ndef test_size():\n    box = Box()\n    with pytest.raises(Exception):\n        box.size")
+add("globals-wrong", "asserts", "H = []\ndef do(x):\n    H.append(0)\n", "do(1)\nassert H == [1]", "H = []\ndef do(x):\n    H.append(x)\n")
