@@ -64,10 +64,10 @@ class CodeParams(RewardParams):
     made (not one that a function or method returned) says what it contains.
 
     A test is passed only if an assertion ran: `for a, b in zip(f(3), [1, 2]): assert a == b` gives 0 to an empty
-    result. Assertions are `assert` and functions named so (`self.assertEqual`, `assert_allclose`, `pytest.raises`).
-    In a function (or top-level code) without any that can `raise`, `assert False`, `fail()` or `exit()`, conditions
-    are: `if f(2) != 4: sys.exit(1)`. They count where they run, also in functions that the test or the program
-    calls; each test function or method that has some needs one. A test that calls `exit` fails whatever the code.
+    result. Assertions are `assert` and functions named so (`self.assertEqual`, `pytest.raises`). In a function or
+    top-level code that has none but can fail (`raise`, `assert False`, `fail()`, `exit()`), conditions are:
+    `if f(2) != 4: sys.exit(1)`. They count where they run, also in functions that the test or the program calls;
+    each test function or method that has some needs one. A test that calls `exit` fails whatever the code.
     An assertion that fails fails its test, even if the test or the program catches the exception, and so does one
     whose own expression raises another exception. If `except Exception` or `except:` comes first, all calls of a
     `try` that asserts are meant. Such exceptions are right in `pytest.raises`, in `assertRaises`, and in a `try`
