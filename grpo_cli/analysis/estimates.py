@@ -32,9 +32,6 @@ class Interval:
 def pass_at_k(samples: int, right: int, k: int) -> float:
     """Return the probability that one of `k` completions is right, from `right` right ones among `samples`.
 
-    Raises:
-        ValueError: `k` is more than `samples`.
-
     Source: Chen et al. 2021 (arXiv:2107.03374), equation 1, the unbiased estimator.
     """
     if not 0 < k <= samples:
@@ -45,26 +42,18 @@ def pass_at_k(samples: int, right: int, k: int) -> float:
 
 
 def majority(answers: Sequence[Hashable | None]) -> int | None:
-    """Return the place of the first completion with the commonest answer; None if none answers.
+    """Return the index of the first completion with the commonest answer; None if none answers.
 
-    Of equally common answers the first wins, so that the choice does not depend on which is right.
-
-    Source: Wang et al. 2023 (arXiv:2203.11171), self-consistency.
+    Source: Wang et al. 2023 (arXiv:2203.11171), self-consistency. Ties go to the first, right or wrong.
     """
     counts = Counter(answer for answer in answers if answer is not None)
     return answers.index(counts.most_common(1)[0][0]) if counts else None
 
 
 def proportion_interval(rates: Sequence[float], size: int) -> Interval:
-    """Return the 95 % interval of a proportion measured in clusters; never of width 0.
+    """Return the 95 % interval of a proportion from its share in each cluster of `size` answers; never of width 0.
 
-    Wilson's interval with the number of answers replaced by how many independent ones would be as
-    uncertain. If all clusters agree, that is the number of clusters.
-
-    Args:
-        rates: Share in each cluster.
-        size: Answers in each cluster.
-
+    Wilson's interval for the effective number of answers; that of the clusters if all agree.
     Source: Wilson 1927; Korn and Graubard 1998 (Survey Methodology 24), effective sample size.
     """
     clusters, mean = len(rates), fmean(rates)
@@ -98,8 +87,6 @@ def say_too_few(prompts: int) -> str:
 def mean_interval(means: Sequence[float]) -> Interval:
     """Return the 95 % bootstrap interval of a mean over clusters, such as the mean of each prompt's completions.
 
-    The same means always have the same interval.
-
     Source: Efron and Tibshirani 1993, chapter 13 (percentile interval), clusters resampled whole.
     """
     if len(means) < FEWEST_CLUSTERS:
@@ -121,11 +108,7 @@ def mean_interval(means: Sequence[float]) -> Interval:
 
 
 def student_t(probability: float, freedom: int) -> float:
-    """Return the quantile of Student's t, from the exact finite series of its distribution.
-
-    Args:
-        probability: Above one half, below 1.
-        freedom: Degrees of freedom, 1 or more.
+    """Return a quantile above the median of Student's t, from the exact finite series of its distribution.
 
     Source: Abramowitz and Stegun 1964, 26.7.3 (odd) and 26.7.4 (even degrees of freedom).
     """
@@ -166,9 +149,8 @@ def predict_mean(values: Sequence[float], future: int = 1) -> tuple[float, float
 def predict_share(share: float, trials: int) -> tuple[float, float]:
     """Return the 95 % prediction interval of the share in as many more trials; never of width 0.
 
-    It holds every share that a score test of two proportions does not tell from `share`. With c = z²/2n its ends
+    It holds every share that a score test of two proportions does not tell from `share`: with c = z²/2n its ends
     solve (x − p)² = c·(x + p)·(2 − x − p).
-
     Source: Krishnamoorthy and Peng 2011 (J. Statist. Plann. Inference 141), the joint sampling approach.
     """
     c = _Z**2 / (2 * trials)
@@ -191,10 +173,9 @@ class CrossedMean:
     """What the choice of prompts adds to the squared standard error, however many seeds there are."""
 
     def interval(self, seeds: int | None = None) -> Interval:
-        """Return the 95 % interval, or the one that so many seeds would give if they were like these.
+        """Return the 95 % interval, or the one that this number of seeds would give if they were like these.
 
         Each part has the t of its own degrees of freedom: with few seeds, those of their sum are too uncertain.
-
         Source: Banerjee 1961 (Sankhyā A 23), an interval from separate estimates of variances, never too narrow.
         """
         count = seeds or self.seeds
@@ -226,10 +207,7 @@ _SEED_COUNTS: tuple[int, ...] = (*range(2, 21), *range(25, 101, 5))
 
 
 def crossed_mean(values: Sequence[Sequence[float]]) -> CrossedMean:
-    """Return the mean of values by seed and prompt, both taken as drawn at random.
-
-    Args:
-        values: For each seed, the value of every prompt, in one order.
+    """Return the mean of values by seed and prompt (in one order), both taken as drawn at random.
 
     Source: Searle, Casella and McCulloch 1992, Variance Components, chapter 4: two-way crossed, one observation a
     cell. The prompts' part is the variance of the prompts' means less that of the residuals, at least 0.

@@ -76,10 +76,7 @@ class Comparison:
 
     @property
     def mismatches(self) -> list[str]:
-        """What differs from the runs that were measured, a sentence each.
-
-        Other versions are common, and named only if a metric is outside its band, which they may explain.
-        """
+        """The differences from the measured runs, in sentences; versions only if a metric is outside its band."""
         outside = any(verdict.outcome == "outside" for verdict in self.verdicts)
         return [
             f"{_MISMATCHES[name]} ({', '.join(how)})"
@@ -258,17 +255,13 @@ def expect_from_runs(
     step: int | None = None,
     window: int | None = None,
 ) -> Written:
-    """Return the block that finished runs of one recipe come to.
+    """Return the block that finished runs of one recipe, of different seeds, come to.
 
     Args:
-        paths: Run folders, of different seeds.
-        metrics: Names; none for `reward` (`kl` if only a teacher is learned from) and every held-out accuracy
-            (also after a warm-up).
+        paths: Run folders.
+        metrics: None for `reward` (`kl` if only a teacher is learned from) and every held-out accuracy.
         step: The step at which logged metrics are read; None is the last.
         window: Records that a logged metric is the mean of; None is a tenth of them.
-
-    Raises:
-        UsageError: The runs do not belong together, one is not finished, or lacks a metric.
     """
     runs = [Run(path) for path in paths]
     for run in runs:

@@ -275,11 +275,7 @@ def _compare(before: PerPrompt, after: PerPrompt) -> Metric:
 
 
 def say_failures(measured: Mapping[str, Any]) -> str:
-    """Return how many completions of a measurement timed out or failed in scoring; empty if none did.
-
-    Args:
-        measured: Its summary, with the keys of `count_failures` if it is not of an earlier version.
-    """
+    """Return how many completions of a measurement timed out or failed in scoring; empty if none did."""
     total = measured.get("completions")
     said = [
         f"{count:,}{f' of {total:,}' if total else ''} answers {what} in scoring ({name})"
@@ -360,16 +356,9 @@ def rank_by_prompt(groups: Sequence[RankedGroup]) -> dict[str, PerPrompt]:
 
 
 def ranking_accuracy(log_probabilities: Sequence[float], rewards: Sequence[float]) -> float | None:
-    """Return the share of pairs of answers of which the better rewarded is the likelier one.
+    """Return the share of pairs of answers of which the better rewarded is likelier; None if all are equal.
 
-    Pairs of equal reward do not count; a tie in likelihood is half right.
-
-    Args:
-        log_probabilities: Of each answer, per token, so that length does not decide.
-
-    Returns:
-        None if no two rewards differ.
-
+    Pairs of equal reward do not count; a tie in likelihood is half right. Log-probabilities are per token.
     Source: "reward accuracy" of preference training (Rafailov et al. 2023), here of the policy itself.
     """
     pairs = combinations(zip(log_probabilities, rewards, strict=True), 2)
@@ -382,10 +371,7 @@ def ranking_accuracy(log_probabilities: Sequence[float], rewards: Sequence[float
 
 
 def likelihood_gap(log_probabilities: Sequence[float], rewards: Sequence[float]) -> float | None:
-    """Return the mean log-probability of answers above their group's mean reward, less that of those below.
-
-    In nats a token; None if no two rewards differ.
-    """
+    """Return the mean log-probability a token of answers above the mean reward, less that of those below."""
     middle, pairs = fmean(rewards), list(zip(log_probabilities, rewards, strict=True))
     above = [value for value, reward in pairs if reward > middle]
     below = [value for value, reward in pairs if reward < middle]

@@ -77,11 +77,7 @@ class MetricLog:
 def score_batch(
     rewards: Sequence[Reward], batch: Batch, seed: int, log: MetricLog | None = None
 ) -> list[list[Any]]:
-    """Return the `Score`s of a batch by reward; `log` collects the metrics that rewards log of it.
-
-    Raises:
-        RewardError: A reward fails, and its `on_error` is `raise`.
-    """
+    """Return the `Score`s of a batch by reward; `log` collects the metrics that rewards log of it."""
     if log is not None:
         log.batches.append(batch)
     by_reward = []
@@ -95,12 +91,7 @@ def score_batch(
 def log_over_all(
     rewards: Sequence[Reward], names: Collection[str], batches: Sequence[Batch], seed: int
 ) -> dict[str, float]:
-    """Return the metrics that rewards log of a whole evaluation, in one call with all of its completions.
-
-    Args:
-        names: Of the rewards that log metrics.
-        batches: The completions, with the same columns in each; no row is in two of them.
-    """
+    """Return the metrics that the named rewards log of a whole evaluation, in one call with all completions."""
     log = MetricLog()
     logging = [reward for reward in rewards if reward.name in names]
     if logging and batches:
@@ -115,13 +106,7 @@ def score_samples(
     seed: int = 0,
     log: MetricLog | None = None,
 ) -> list[ScoredCompletion]:
-    """Score completions of the rows of a dataset; see `score_batch` for what it raises.
-
-    Args:
-        columns: The rows, `prompt` and `row_id` among their columns.
-        sampled: For each row, its completions.
-        log: Collects the metrics that rewards log.
-    """
+    """Score the completions of each row of a dataset, with `prompt` and `row_id` among its columns."""
     batch = make_batch(columns, sampled)
     by_reward = score_batch(rewards, batch, seed, log)
     return _as_scored(rewards, batch, columns["prompt"], sampled, by_reward)
@@ -189,12 +174,7 @@ def _as_scored(
 def batch_of_scored(
     records: Sequence[Mapping[str, Any]], columns: Mapping[str, Sequence[Any]]
 ) -> Batch:
-    """Return scored completions that were written as rewards get them.
-
-    Args:
-        records: As `asdict` gives them; their `token_ids`, if each has some, are those of the completions.
-        columns: Of all rows, `prompt` and `row_id` among them.
-    """
+    """Return completions that were written with `asdict` as rewards get them, with the columns of all rows."""
     places = {row: place for place, row in enumerate(columns["row_id"])}
     rows = [places[record["row"]] for record in records]
     own = {name: [values[row] for row in rows] for name, values in columns.items()}

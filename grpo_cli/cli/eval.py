@@ -116,11 +116,7 @@ def measure(
 
 
 @app.command()
-def show(
-    path: RunOrResult,
-    fail_under: FailUnder = None,
-    json: AsJson = False,
-) -> None:
+def show(path: RunOrResult, fail_under: FailUnder = None, json: AsJson = False) -> None:
     """Show a result again: the newest of a run, or the named one."""
     from grpo_cli.eval.result import read_result
 
@@ -129,11 +125,7 @@ def show(
 
 
 @app.command()
-def compare(
-    first: EvalSide,
-    second: EvalSide,
-    json: AsJson = False,
-) -> None:
+def compare(first: EvalSide, second: EvalSide, json: AsJson = False) -> None:
     """Compare two results on the same prompts, prompt by prompt: the second minus the first."""
     from grpo_cli.eval.result import compare_results
 

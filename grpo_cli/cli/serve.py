@@ -97,12 +97,7 @@ def chat(
 ) -> None:
     """Chat with a trained model in the terminal, loaded here or through a server."""
     from grpo_cli.launch.server_plan import find_served
-    from grpo_cli.serve.chat import (
-        SamplingParams,
-        open_model,
-        open_server,
-        read_picture,
-    )
+    from grpo_cli.serve.chat import SamplingParams, open_model, open_server, read_picture
 
     served = find_served(source, checkpoint)
     sampling = SamplingParams(temperature, max_tokens, **served.reading)

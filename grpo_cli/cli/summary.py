@@ -93,9 +93,7 @@ def _list_measured(run: "RunReport") -> Iterator[tuple[str, Sequence[float | Non
         yield name, values, ", ".join(filter(None, notes))
 
 
-def _list_held_out_sets(
-    run: "RunReport",
-) -> Iterator[tuple[str, Sequence[float | None], str]]:
+def _list_held_out_sets(run: "RunReport") -> Iterator[tuple[str, Sequence[float | None], str]]:
     """Yield the same of each set that was evaluated during training, if the lines before do not tell it."""
     for name, series in run.held_out_sets.items():
         for metric in () if _is_told_by_ends(run, series) else series.shown:

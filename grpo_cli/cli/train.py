@@ -125,7 +125,7 @@ def _print_plan(folder: "RunFolder", plan: "LaunchPlan", *, as_json: bool) -> No
         console.print(f"server      {plan.server.command_line()}")
         address = f"{plan.server.root}, weights by port {plan.server.group_port}"
         console.print(
-            f"            {address}, at most {plan.server.max_restarts} restarts, log {folder.server_log}",
+            f"            {address}, at most {plan.server.max_restarts} restarts, log {folder.server_log}"
         )
 
 

@@ -7,11 +7,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from grpo_cli.analysis.held_out import (
-    HeldOutDifference,
-    compare_held_out,
-    scored_alike,
-)
+from grpo_cli.analysis.held_out import HeldOutDifference, compare_held_out, scored_alike
 from grpo_cli.recipe.comparison import flatten
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.report.summary import RunReport, Trend
@@ -93,11 +89,7 @@ def read_runs(folders: Sequence[RunFolder | Path]) -> list[RunReport]:
 
 
 def compare_runs(runs: Sequence[RunReport]) -> RunsComparison:
-    """Compare runs with the first of them; the result says what one of them lacks.
-
-    Raises:
-        UsageError: A folder is no run, or its recipe or status cannot be read.
-    """
+    """Compare runs with the first of them; the result says what one of them lacks."""
     base, *others = (run.held_out.measurements["after"] for run in runs)
     return RunsComparison(
         tuple(runs),

@@ -55,11 +55,7 @@ class Follower:
             self.read()
 
     def read(self) -> tuple[list[dict[str, Any]], list[Symptom]]:
-        """Return new records and new symptoms; none of a run that has ended or stops, whose summary shows them.
-
-        Raises:
-            UsageError: The run's status cannot be read.
-        """
+        """Return new records and new symptoms; none of a run that has ended or stops, whose summary shows them."""
         records = self.run.refresh()
         self._note_progress()
         known = set() if self._metrics is not self.run.metrics else set(self.symptoms)
@@ -161,13 +157,7 @@ class ProgressView:
 def choose_view(
     follower: Follower, console: Console, *, history: int | None = None
 ) -> ProgressView:
-    """Return the panel for a terminal that can redraw it, else plain lines.
-
-    Args:
-        follower: Reads the run.
-        console: Where it is shown.
-        history: Earlier lines that plain lines begin with; None for all.
-    """
+    """Return the panel for a terminal that can redraw it, else plain lines with `history` earlier ones."""
     # Bars are characters that other encodings lack.
     drawn = console.is_terminal and console.encoding.startswith("utf")
     if drawn and not console.is_dumb_terminal:
@@ -259,16 +249,9 @@ class LiveView(ProgressView):
 def watch_run(follower: Follower, view: ProgressView, is_heard: Callable[[], bool]) -> None:
     """Show a run that another process trains, until it ends or its processes are gone.
 
-    Args:
-        follower: Reads the run.
-        view: Shows it, from the same follower.
-        is_heard: Whether anybody still reads what is shown.
-
     Raises:
-        BrokenPipeError: Nobody does.
-        UsageError: Its status cannot be read.
-        RunError: Its folder was removed.
-        KeyboardInterrupt: Ctrl-C; the run is left alone.
+        BrokenPipeError: Nobody reads what is shown.
+        RunError: The folder was removed.
     """
     run, gone_since, waited = follower.run, None, False
     while True:

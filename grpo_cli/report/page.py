@@ -27,16 +27,10 @@ _WIDEST_SETTING = 60
 
 
 def write_report(runs: Sequence[Path], output: Path | None, *, force: bool = False) -> Path:
-    """Write the page.
+    """Write the page of one run, or of several with their charts over each other.
 
-    Args:
-        runs: Run folders; the charts lie over each other.
-        output: The file; None is `report.html` in the run, or for several in the working directory.
-        force: Whether a file that is there may be replaced; a run's own report always may.
-
-    Raises:
-        UsageError: A folder is no run or cannot be read, or the file is there or cannot be written.
-        SetupError: plotly is not installed.
+    `output` is by default `report.html` in the run, or for several in the working directory. A run's own report
+    may always be replaced, another file with `force`.
     """
     opened = read_runs(list(dict.fromkeys(runs)))
     own = opened[0].folder.report
@@ -55,11 +49,7 @@ def write_report(runs: Sequence[Path], output: Path | None, *, force: bool = Fal
 
 
 def read_plotly() -> str:
-    """Return the script that draws charts.
-
-    Raises:
-        SetupError: plotly is not installed.
-    """
+    """Return the script that draws charts; raises `SetupError` if plotly is not installed."""
     try:
         from plotly.offline import get_plotlyjs
     except ImportError as error:

@@ -43,15 +43,7 @@ def list_runs(
 ) -> list[dict[str, Any]]:
     """List the runs under a root, as `grpo runs list --json` prints them; what is not known is None.
 
-    Args:
-        root: Usually `runs`.
-        name: Only runs whose name or `NAME/ID` matches this pattern.
-        states: Only runs in one of these states; empty for all.
-        sort: One of `SORTS`; of equals, the newest comes first.
-        limit: At most so many.
-
-    Raises:
-        UsageError: There is no such root, state or order.
+    `name` is a pattern of the name or of `NAME/ID`; `sort` is one of `SORTS`: of equals, the newest comes first.
     """
     chosen = tuple(states)
     _check(sort, SORTS, "--sort")

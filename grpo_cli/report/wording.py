@@ -35,10 +35,7 @@ def clean_text(text: object) -> str:
 
 
 def clean_lines(text: str) -> str:
-    """Text without what a terminal would obey instead of showing; its lines and their indentation stay.
-
-    Control characters, and those that turn the direction of writing or are not seen at all, are dropped.
-    """
+    """Return text without control, bidirectional and invisible characters; lines and their indentation stay."""
     if text.isprintable():
         return text
     return "".join(
@@ -126,9 +123,7 @@ def format_symptom(symptom: "Symptom") -> Text:
 def format_event(record: Mapping[str, Any], temperature: float | None = None) -> str | None:
     """Return a record other than of training in one line; None if it says nothing to people.
 
-    Args:
-        record: Of `metrics.jsonl`.
-        temperature: That training and its evaluations sample at; None if it is unknown.
+    `temperature` is that of training and its evaluations; None if it is unknown.
     """
     words = _WORDS.get(record["event"])
     line = words({"sampled_at": temperature, **record}) if words else None

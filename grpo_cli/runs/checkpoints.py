@@ -27,11 +27,7 @@ _OPTIMIZERS = ("optimizer.pt", "optimizer.bin", "optimizer_0", "latest")
 
 
 def whole_checkpoints(run: RunFolder) -> dict[int, Path]:
-    """Return the complete checkpoints by step, the oldest first.
-
-    They get their name when they are complete. A plain trainer writes `trainer_state.json` last. Those that were
-    damaged afterwards, cut off for example, are left out.
-    """
+    """Return the complete checkpoints by step, the oldest first; damaged ones are left out."""
     numbered = [
         (path.name.rpartition("-")[2], path) for path in run.checkpoints.glob("checkpoint-*")
     ]
@@ -60,12 +56,7 @@ def check_resumable(
 ) -> None:
     """Refuse a checkpoint from which the trainer would silently continue differently.
 
-    Args:
-        ranks: The processes of this machine; None for a single process.
-        needs_reference: Whether training had changed the reference model by then.
-
-    Raises:
-        UsageError: It lacks the optimizer, a process's random state, or the reference model.
+    `ranks` are the processes of this machine; None for a single process.
     """
     if not any((checkpoint / name).exists() for name in _OPTIMIZERS):
         raise UsageError(
@@ -88,13 +79,9 @@ def check_resumable(
 
 
 def find_trained(run: RunFolder, checkpoint: str | None) -> list[tuple[str, Path]]:
-    """Return the names and folders of models that a run left behind.
+    """Return the names and folders of models that a run left behind; raises `UsageError` if there are none.
 
-    Args:
-        checkpoint: A step, `last`, `best` or `all`; None is the final model.
-
-    Raises:
-        UsageError: There is no such model.
+    `checkpoint` is a step, `last`, `best` or `all`; None is the final model.
     """
     if checkpoint is None:
         if not run.model.is_dir():
@@ -151,16 +138,10 @@ def _list_checkpoints(run: RunFolder) -> str:
 
 
 def rewind(run: RunFolder, step: int) -> None:
-    """Take a run back to a checkpoint, or to its beginning, so that what follows continues from there.
+    """Take a run back to a checkpoint, or with step 0 to its beginning, so that what follows continues from there.
 
     Nothing is deleted: what the last attempt did after the step moves to `undone/` in its logs, beside a copy of
     what the next attempt replaces, so that `restore` can bring it back.
-
-    Args:
-        step: The checkpoint's step; 0 if the run has no checkpoint.
-
-    Raises:
-        OSError: The disk is full, for example; what has not been moved is where it was.
     """
     undone = run.attempt(run.attempts) / "undone"
     # The report of the last attempt would pass for that of the next, if that is killed.
@@ -238,7 +219,7 @@ def _cut(log: Path, step: int, undone: Path) -> None:
 def _is_after(line: bytes, step: int) -> bool:
     """Return whether a record, or the torn end of one, is of a later step.
 
-    Evaluations at step 0 count as later: no checkpoint holds their metrics, so they are logged once more.
+    Evaluations at step 0 count: no checkpoint holds their metrics, so they are logged once more.
     """
     try:
         record = parse_json(line)

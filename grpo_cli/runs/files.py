@@ -87,16 +87,9 @@ def read_file(
     missing: Any = None,
     fix: str = "delete it, or the run with `grpo runs remove`",
 ) -> Any:
-    """Return the JSON value in a file that grpo wrote.
+    """Return the JSON value of a type of `records.py` in a file of ours; raises `UsageError` if it is damaged.
 
-    Args:
-        path: The file.
-        kind: Its type, as one of `records.py`.
-        missing: Stands for the content if there is no such file; None is returned as it is.
-        fix: What to do if it is damaged.
-
-    Raises:
-        UsageError: It holds something else; the message says where, and what.
+    `missing` stands for the content if there is no such file; None is returned as it is.
     """
     try:
         value = parse_json(path.read_bytes())
@@ -154,9 +147,6 @@ def read_tensors_header(path: Path) -> tuple[int, dict[str, tuple[int, ...]]]:
     """Return how many bytes a safetensors file should have, and the shapes of its tensors, by its header.
 
     Source: safetensors' README: 8 bytes with the length of the header, the header as JSON, the data.
-
-    Raises:
-        ValueError: It has no such header.
     """
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -183,14 +173,7 @@ def measure_bytes(path: Path) -> int:
 
 @contextmanager
 def lock_folder(folder: Path, work: str) -> Iterator[None]:
-    """Keep other commands from doing the same work in a folder, until this process ends at the latest.
-
-    Args:
-        work: What is done there, such as `measuring`.
-
-    Raises:
-        UsageError: Another command does it already.
-    """
+    """Lock a folder for some work until this process ends at the latest; raises `UsageError` if it is taken."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as lock:
         try:

@@ -184,11 +184,7 @@ class RunFolder:
         write_json(self.resolved, resolved)
 
     def read_recipe(self) -> "Recipe":
-        """Return the resolved recipe.
-
-        Raises:
-            UsageError: This is not a run folder, or its recipe cannot be read.
-        """
+        """Return the resolved recipe; raises `UsageError` if there is none that can be read."""
         # Listing runs needs no recipe, and should not import the schema.
         from grpo_cli.recipe.recipe import Recipe
 
@@ -222,14 +218,7 @@ def _by_number(paths: Iterable[Path]) -> dict[int, Path]:
 
 
 def create_run(root: Path, recipe: "Recipe", recipe_text: str) -> RunFolder:
-    """Make a new run folder with the recipe as YAML and as resolved.
-
-    Args:
-        recipe_text: The recipe's YAML, which reads the same in any folder.
-
-    Raises:
-        UsageError: The folder cannot be written.
-    """
+    """Make a new run folder with the resolved recipe and its YAML, which reads the same in any folder."""
     folder = RunFolder(claim_folder(root / recipe.name))
     with removed_on_failure(folder):
         _fill(folder, recipe, recipe_text)
@@ -251,9 +240,6 @@ def create_named_run(folder: RunFolder, recipe: "Recipe", recipe_text: str) -> N
     """Make the folder that `locate_run` returned, or complete one that was never finished.
 
     Other machines may be making their parts in it at the same time.
-
-    Raises:
-        UsageError: The folder cannot be written.
     """
     try:
         folder.path.mkdir(parents=True, exist_ok=True)
@@ -287,14 +273,7 @@ def removed_on_failure(folder: RunFolder) -> Iterator[None]:
 
 
 def claim_folder(parent: Path, flag: str = "--runs DIR") -> Path:
-    """Make and return a new folder named after the time.
-
-    Args:
-        flag: The option that names another place, for the message.
-
-    Raises:
-        UsageError: The parent cannot be written.
-    """
+    """Make and return a new folder named after the time; `flag` names another place, for the message."""
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     try:
         parent.mkdir(parents=True, exist_ok=True)

@@ -106,13 +106,9 @@ class RecordTail:
         last_bytes: int | None = None,
         skims: bool = False,
     ) -> None:
-        """Begin at the start of the file.
+        """Begin at the start of the file, or for one too large `last_bytes` before its end.
 
-        Args:
-            path: The file.
-            reader: Checks each record; of `records.py`.
-            last_bytes: Begin so many bytes before the end instead, if the file is too large to read whole.
-            skims: Whether of a large file only the beginning, the end, and lines spread between them are read.
+        `skims`: of a large file only the beginning, the end, and lines spread between them are read.
         """
         self._reader = reader
         self._skims = skims
@@ -385,11 +381,7 @@ def read_rewards(record: Mapping[str, Any]) -> dict[str, float]:
 
 
 def read_error_shares(record: Mapping[str, Any], split: str = "") -> dict[str, float]:
-    """Return the share of completions that each reward failed on in a record, if it failed on any.
-
-    Args:
-        split: `eval_` for the names of an evaluation.
-    """
+    """Return the share of completions that each reward failed on in a record (`eval_`: an evaluation)."""
     prefix = f"{split}{_REWARD_PREFIX}"
     return {
         name[len(prefix) : -len(ERROR_SHARE)]: value
@@ -399,7 +391,7 @@ def read_error_shares(record: Mapping[str, Any], split: str = "") -> dict[str, f
 
 
 def count_averaged(records: int) -> int:
-    """Return over how many of so many records the first and the last mean are taken.
+    """Return how many of these records the first and the last mean are taken over.
 
     A tenth of them, and at least 4 of each if there are 8: single steps are too noisy to compare.
     """

@@ -33,14 +33,7 @@ class Removal:
 
 
 def plan_removal(run: RunFolder, *, checkpoints: bool = False) -> Removal:
-    """Work out what would be removed; touch nothing.
-
-    Args:
-        checkpoints: Remove only its checkpoints, except the newest complete one and the best.
-
-    Raises:
-        UsageError: It is no run of its own, or is running, or its checkpoints lie elsewhere.
-    """
+    """Work out what would be removed: the run, or all its checkpoints but the newest complete one and the best."""
     _check_removable(run)
     if not checkpoints:
         return Removal(run, (run.path,), measure_bytes(run.path))
@@ -65,12 +58,7 @@ def _needed_checkpoints(run: RunFolder) -> tuple[Path, ...]:
 
 
 def remove(removals: Sequence[Removal]) -> int:
-    """Remove what was planned; return the bytes freed.
-
-    Raises:
-        UsageError: Something has begun to work in one of the runs, and none is touched; or a file cannot be
-            removed, and what came before it is gone.
-    """
+    """Remove what was planned, and return the bytes freed; nothing if something works in one of the runs."""
     with ExitStack() as locks:
         for each in removals:
             _check_removable(each.run)

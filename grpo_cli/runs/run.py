@@ -41,9 +41,6 @@ class Run:
 
     Records that a killed process left torn are passed over, and what is not there is empty. Asking for a file that
     is damaged raises `UsageError`.
-
-    Args:
-        name: What to call it; `<name>/<timestamp>` by default.
     """
 
     def __init__(self, folder: RunFolder | Path | str, name: str | None = None) -> None:
@@ -168,8 +165,7 @@ class Run:
     def samples(self, when: When | Literal["answers"]) -> list[dict[str, Any]]:
         """Return the completions of a measurement with their scores; none if they are not there.
 
-        Args:
-            when: `before` or `after` training; `answers` are those of a model trained on scored data.
+        `answers` are those of a model trained on scored data.
         """
         if when not in self._samples:
             path = self.folder.evaluations / f"{when}.jsonl"

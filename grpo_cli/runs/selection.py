@@ -11,10 +11,7 @@ LATEST = "latest"
 
 
 def list_folders(root: Path) -> list[RunFolder]:
-    """Return every run folder `<name>/<timestamp>` under a root, damaged ones too, sorted by path.
-
-    Folders without a sign of a run (evaluations alone, other programs' folders) are skipped.
-    """
+    """Return every run folder `<name>/<timestamp>` under a root, damaged ones too, sorted by path."""
     return [RunFolder(path.absolute()) for path in sorted(root.glob("*/*")) if is_run(path)]
 
 
@@ -25,14 +22,7 @@ def is_run(path: Path) -> bool:
 
 
 def find_run(root: Path, name: str = LATEST) -> RunFolder:
-    """Return the run that is meant.
-
-    Args:
-        name: A path, or `NAME/ID`, `NAME` or `latest` under the root.
-
-    Raises:
-        UsageError: There is no such run, or it is not certain which.
-    """
+    """Return the run that is meant by a path, or by `NAME/ID`, `NAME` or `latest` under the root."""
     if name == LATEST:
         return _newest(root, list_folders(root))
     path = Path(os.path.expanduser(name))

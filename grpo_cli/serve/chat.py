@@ -37,11 +37,7 @@ def say(text: str, pictures: Sequence[Any] = ()) -> Message:
 
 
 def read_picture(path: str) -> Any:
-    """Return a picture as training would read it.
-
-    Raises:
-        UsageError: It is none.
-    """
+    """Return a picture as training would read it; raises `UsageError` if it cannot be read."""
     try:
         return decode_image(as_image(path, None))
     except ImageError as error:
@@ -49,11 +45,7 @@ def read_picture(path: str) -> Any:
 
 
 def open_model(served: Served, sampling: SamplingParams) -> ChatBackend:
-    """Load a model into this process.
-
-    Raises:
-        GrpoError: It cannot be loaded.
-    """
+    """Load a model into this process."""
     import torch
     from transformers.utils.logging import disable_progress_bar
 
@@ -79,10 +71,7 @@ def open_model(served: Served, sampling: SamplingParams) -> ChatBackend:
         skip_special_tokens=sampling.skip_special_tokens,
     )
     return lambda messages: _stream(
-        model.eval(),
-        reader,
-        _encode(processing_class, messages, served).to(model.device),
-        sampling,
+        model.eval(), reader, _encode(processing_class, messages, served).to(model.device), sampling
     )
 
 
@@ -192,16 +181,10 @@ def _without_end(pieces: Iterator[str], reader: "CompletionReader") -> Iterator[
 def open_server(
     url: str, name: str | None, sampling: SamplingParams, *, is_text: bool = False
 ) -> ChatBackend:
-    """Return a server with an OpenAI-compatible API.
+    """Return a server with an OpenAI-compatible API at a URL such as `http://127.0.0.1:8000/v1`.
 
-    Args:
-        url: Its root, such as `http://127.0.0.1:8000/v1`.
-        name: The model; None takes the last one it serves, which is the adapter if there is one.
-        sampling: How answers are sampled.
-        is_text: Whether the model continues the last message as plain text.
-
-    Raises:
-        SetupError: openai is missing, or the server does not answer.
+    Without a name it is the last model that it serves, which is the adapter if there is one. `is_text`: the model
+    continues the last message as plain text. Raises `SetupError` if no such server answers.
     """
     try:
         import openai

@@ -26,12 +26,7 @@ from grpo_cli.recipe.recipe import Recipe
 def prepare(
     source: Path, checkpoint: str | None, listening: Listening, *, needs_vllm: bool
 ) -> ServePlan:
-    """Return the plan of a server for a trained model.
-
-    Raises:
-        UsageError: There is no model to serve.
-        SetupError: vLLM is not installed, and it is needed.
-    """
+    """Return the plan of a server for a trained model; vLLM may be missing unless it is needed."""
     command = _find_command(needed=needs_vllm)
     served = find_served(source, checkpoint)
     served = _materialized(served) if needs_vllm else served
@@ -41,13 +36,7 @@ def prepare(
 def prepare_for_training(
     recipe: Path, overrides: list[str] | None, listening: Listening, *, needs_vllm: bool
 ) -> ServerPlan:
-    """Return the plan of the server that a recipe's training samples from.
-
-    Raises:
-        RecipeError: The recipe cannot be read.
-        UsageError: Its training samples in another way.
-        SetupError: vLLM is not installed, and it is needed.
-    """
+    """Return the plan of the server that a recipe's training samples from."""
     loaded = _with_limits(load_recipe(recipe, overrides), listening)
     if not loaded.generation.asks_server:
         raise UsageError(

@@ -13,12 +13,7 @@ from grpo_cli.analysis.estimates import (
     crossed_mean,
     say_too_few,
 )
-from grpo_cli.analysis.held_out import (
-    Measurement,
-    find_primary,
-    read_measurement,
-    scored_alike,
-)
+from grpo_cli.analysis.held_out import Measurement, find_primary, read_measurement, scored_alike
 from grpo_cli.analysis.metrics import Metric, say_failures
 from grpo_cli.runs.metrics import When, count_averaged
 from grpo_cli.runs.run import Run
@@ -82,14 +77,7 @@ class CellsComparison:
 def compare_cells(
     cells: Mapping[int, Mapping[int, Run]], labels: Mapping[int, str]
 ) -> CellsComparison:
-    """Compare every cell with the one that has the highest mean.
-
-    Args:
-        cells: Cell → seed → its finished run.
-
-    Raises:
-        UsageError: A run's recipe cannot be read.
-    """
+    """Compare every cell with the one that has the highest mean; `cells`: cell → seed → its finished run."""
     runs = [run for each in cells.values() for run in each.values()]
     measured = {run: read_measurement(run) for run in runs}
     primary = [

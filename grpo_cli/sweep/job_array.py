@@ -70,17 +70,8 @@ def submit_sweep(
 ) -> SubmittedSweep:
     """Check every cell as its nodes will see it, and submit the runs as one job array, or only write its script.
 
-    Args:
-        request: The sweep.
-        root: Where run folders go.
-        parallel: Tasks at a time; None is as many as Slurm allows.
-        reporter: Gets the warnings.
-        old: A sweep whose unfinished runs are submitted.
-        dry_run: Only write the script.
-
-    Raises:
-        ProblemsError: A cell cannot be trained.
-        UsageError: The flags do not fit together, or there is nothing to submit.
+    `parallel` are the tasks at a time; None is as many as Slurm allows. Of an `old` sweep, the unfinished runs are
+    submitted.
     """
     first, settings = _check_cells(request, parallel, environment=not dry_run)
     recipe = first.recipe
@@ -196,9 +187,7 @@ def _refresh(sweep: Sweep) -> None:
 def _read_state(folder: RunFolder, task: str | None) -> tuple[str, str | None]:
     """Return the state of a run, and how far it is or why it ended.
 
-    Args:
-        folder: The run's, which need not exist.
-        task: State of its task in the queue; empty if it is not there, None if Slurm does not tell.
+    `task` is the state of its task in the queue; empty if it is not there, None if Slurm does not tell.
     """
     status = (read_status(folder) if folder.resolved.is_file() else None) or Status()
     reason = (status.reason or "").partition("\n")[0] or None

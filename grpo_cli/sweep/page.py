@@ -96,16 +96,7 @@ def _say(metric: Mapping[str, Any] | None, sign: str = "") -> str:
 def write_sweep_page(
     path: Path, result: Mapping[str, Any], runs: Mapping[int, Sequence[RunReport]]
 ) -> Path:
-    """Write the page.
-
-    Args:
-        path: The file.
-        result: As `grpo sweep --json` prints it.
-        runs: Cell → its runs.
-
-    Raises:
-        SetupError: plotly is not installed.
-    """
+    """Write the page of a sweep from its result as JSON and the runs of each cell."""
     ranked = rank_cells(result)
     charts = _build_charts(ranked, runs)
     page = render_page(

@@ -187,11 +187,7 @@ def _read_grids(texts: Iterable[str]) -> list[tuple[str, str]]:
 
 
 def read_seeds(text: str, first: int) -> tuple[int, ...]:
-    """Return the seeds of `--seeds`: so many from the recipe's own on, or those of a list.
-
-    Raises:
-        UsageError: The text is neither.
-    """
+    """Return the seeds of `--seeds`: a number of them from the recipe's own on, or those of a list."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not parts or not all(re.fullmatch(r"\d{1,9}", part) for part in parts):
         raise UsageError(
@@ -232,11 +228,6 @@ def check_points(
     check: Callable[[Path, list[str]], CheckedRecipe],
 ) -> CheckedRecipe:
     """Check the recipe with every point's settings; return the first, with what it says of the comparison.
-
-    Args:
-        request: The sweep.
-        points: The settings.
-        check: Checks the recipe with `--set` texts.
 
     Raises:
         ProblemsError: With the problems of all points, each once, and where it is.
@@ -300,11 +291,7 @@ def _place(issue: Issue, where: Sequence[Settings], points: Sequence[Settings]) 
 
 
 def check_unchanged(sweep: Sweep, recipe: Recipe) -> None:
-    """Refuse to go on with another recipe than the sweep began with.
-
-    Raises:
-        UsageError: It has changed.
-    """
+    """Raise `UsageError` if the recipe is another one than the sweep began with."""
     from grpo_cli.recipe.comparison import list_training_differences
 
     if changed := list_training_differences(sweep.resolved, recipe):
@@ -316,11 +303,7 @@ def check_unchanged(sweep: Sweep, recipe: Recipe) -> None:
 
 
 def create_sweep(root: Path, request: SweepRequest, recipe: Recipe) -> Sweep:
-    """Make the folder of a sweep, with all cells of a grid.
-
-    Raises:
-        UsageError: It cannot be written.
-    """
+    """Make the folder of a sweep, with all cells of a grid."""
     folder = claim_folder(Path(os.path.abspath(root)) / recipe.name / SWEEPS)
     sweep = plan_sweep(folder, request, recipe)
     sweep.logs.mkdir()
@@ -337,11 +320,7 @@ def plan_sweep(folder: Path, request: SweepRequest, recipe: Recipe) -> Sweep:
 
 
 def read_sweep(path: Path) -> Sweep:
-    """Read a sweep from its folder.
-
-    Raises:
-        UsageError: It is none, or its `sweep.json` is damaged.
-    """
+    """Read a sweep from its folder; raises `UsageError` if it is none, or its `sweep.json` is damaged."""
     fix = f"name a folder of runs/NAME/{SWEEPS}/, or latest"
     if (written := read_file(path / "sweep.json", _Written, fix=fix)) is None:
         raise UsageError(f"{path} is not a sweep: it has no sweep.json. Fix: {fix}")
@@ -350,11 +329,7 @@ def read_sweep(path: Path) -> Sweep:
 
 
 def find_sweep(root: Path, name: str, recipe: str = "*") -> Sweep:
-    """Return the sweep that is meant: a folder, or `latest`.
-
-    Raises:
-        UsageError: There is none.
-    """
+    """Return the sweep that is meant: a folder, or `latest`."""
     if name != "latest":
         return read_sweep(Path(name))
     known = sorted(root.glob(f"{recipe}/{SWEEPS}/*/sweep.json"), key=lambda path: path.parent.name)
@@ -367,11 +342,7 @@ def find_sweep(root: Path, name: str, recipe: str = "*") -> Sweep:
 
 
 def check_vllm_server(recipe: Recipe, parallel: int | None) -> None:
-    """Refuse runs side by side that would send their weights to one vLLM server.
-
-    Raises:
-        UsageError: They would.
-    """
+    """Raise `UsageError` for runs side by side that would send their weights to one vLLM server."""
     address = recipe.generation.vllm.address
     if recipe.generation.backend == "vllm" and address is not None and parallel != 1:
         raise UsageError(
@@ -385,14 +356,7 @@ def plan_slots(
 ) -> tuple[Hardware, list[dict[str, str]]]:
     """Return what one run sees of this machine, and the variables of each run that goes on beside others.
 
-    Args:
-        request: The sweep.
-        point: The settings of one cell.
-        hardware: Of this machine.
-        parallel: Runs at a time; None is one for each GPU, or one on a CPU.
-
-    Raises:
-        UsageError: So many runs do not fit.
+    `parallel` are the runs at a time; None is one for each GPU, or one on a CPU.
     """
     with contextlib.chdir(request.cwd):
         recipe = load_tree(Path(request.recipe), as_flags(request, point, request.seeds[0])).recipe

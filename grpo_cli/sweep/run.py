@@ -116,12 +116,7 @@ class SweepResult:
 def check_sweep(
     request: SweepRequest, parallel: int | None
 ) -> tuple[CheckedRecipe, list[dict[str, str]]]:
-    """Check every value before the first run; return the first cell, and the variables of runs side by side.
-
-    Raises:
-        ProblemsError: A cell cannot be trained.
-        UsageError: A flag cannot be read, or so many runs do not fit the devices.
-    """
+    """Check every value before the first run; return the first cell, and the variables of runs side by side."""
     points, hardware = request.points(), read_hardware()
     seen, slots = plan_slots(request, points[0], hardware, parallel)
     return check_points(request, points, partial(check_recipe, hardware=seen)), slots
@@ -161,9 +156,6 @@ def run_sweep(prepared: PreparedSweep, reporter: Reporter) -> SweepResult:
 
     The first Ctrl-C or SIGTERM asks the trainings to finish their step and save, and is then raised; a second one
     ends them at once.
-
-    Raises:
-        UsageError: Another command runs this sweep.
     """
     sweep = prepared.sweep
     with lock_folder(sweep.folder, "running the sweep"):

@@ -6,13 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from grpo_cli.analysis.diagnosis import (
-    episodes,
-    progress,
-    rewards,
-    signal,
-    stability,
-)
+from grpo_cli.analysis.diagnosis import episodes, progress, rewards, signal, stability
 from grpo_cli.analysis.diagnosis.history import History
 from grpo_cli.analysis.diagnosis.rule import TOO_FEW, Rule, Symptom
 
@@ -126,11 +120,7 @@ def examine(history: History) -> Diagnosis:
 
 
 def diagnose(history: History, names: Collection[str] | None = None) -> list[Symptom]:
-    """Return what is wrong with a run, the worst first.
-
-    Args:
-        names: The rules to apply; None applies all.
-    """
+    """Return what is wrong with a run by these rules, the worst first; None applies all."""
     symptoms = []
     for rule in RULES:
         if names is not None and rule.name not in names:

@@ -148,11 +148,7 @@ def _held_out(history: History) -> Change | None:
 )
 def held_out_collapse(history: History) -> Issue | None:
     """A model that gives the same answer to everything has unlearned its task, whatever the reward is."""
-    before, warmed, after = (
-        history.answers_before,
-        history.answers_warmed,
-        history.answers_after,
-    )
+    before, warmed, after = (history.answers_before, history.answers_warmed, history.answers_after)
     seen = describe_collapse(history.recipe, after, warmed, before)
     if seen is None or before is None or after is None:
         return None
