@@ -30,7 +30,6 @@ from grpo_cli.convert.script_account import ALL_SECTIONS
 from grpo_cli.convert.script_values import MISSING
 from grpo_cli.convert.shell import Command, read_command
 from grpo_cli.convert.shell_flags import Flags, read_flags
-from grpo_cli.convert.shell_values import show
 from grpo_cli.convert.sources import read_python
 from grpo_cli.convert.swift import SWIFT_KEYS, convert_swift
 from grpo_cli.convert.versions import note_versions
@@ -303,11 +302,11 @@ def _translate_command(command: Command, source: Path, folders: tuple[Path, ...]
     if script is not None:
         values = {**tree.plain(), **dict.fromkeys(flags.unset, MISSING)}
         reader = Script(*read_python(read_source(script), script), script, folders[0], values)
-        _ask_for_flags(reader.report, flags, source, dict.fromkeys(flags.doubts, "training"))
-        for name in tree.value.keys() & read_keys("launch")["keep"].keys():
+        for name in tree.value.keys() & flags.launch:
             reader.report.tree.value[name] = tree.value[name]
             reader.report.tree.key_locations[name] = tree.key_locations[name]
-        _note(reader.report, command, source)
+        unset = {name: flag for name, flag in flags.unset.items() if name in flags.launch}
+        _record_shell(reader.report, command, replace(flags, unset=unset), source)
         return _translate_script(reader, folders)
     known: Dialect = next(
         (name for name, signs in _find_signs(tree) if signs and name != "axolotl"), "trl"
@@ -315,61 +314,41 @@ def _translate_command(command: Command, source: Path, folders: tuple[Path, ...]
     dialect: Dialect = "ms-swift" if command.tool == "swift" else known
     names = {"swift": "swift rlhf", "trl": "trl grpo"}
     report = KeyReport(tree, dialect, (names.get(command.tool, command.tool),))
-    targets = {"": "training"}
-    for name in {*flags.unset, *flags.doubts} - {""}:
-        key = read_keys("swift-names").get(name, name) if dialect == "ms-swift" else name
-        target = read_keys("script-targets").get(key) or trl.find_home(key)
-        target = target or trl.find_model_key(key)
-        targets[name] = target or "training"
-        keys_of_tool = SWIFT_KEYS if dialect == "ms-swift" else ()
-        if target is None and name in flags.unset and trl.is_dropped(key, keys_of_tool):
-            where = Location(str(source), flags.lines[name], 1)
-            tree.value[name] = Node(flags.unset.pop(name), where)
-            tree.key_locations[name] = where
-    _ask_for_flags(report, flags, source, targets)
+    _record_shell(report, command, flags, source)
     if not command.tool.endswith(_KNOWN_SCRIPTS):
         text = f"`{command.tool}` is not here, and may set more; convert where it is, or write what it sets"
-        report.to_do["training"] = ". ".join(filter(None, (report.to_do.get("training"), text)))
+        report.add_to_do("training", text)
         report.unread |= {*ALL_SECTIONS}
-    to_do = {**report.to_do}
-    _note(report, command, source)
-    report.drop_all(command.environment, "set it in the environment of `grpo train`")
     _CONVERTERS[dialect](report, folders)
-    for target, text in to_do.items():
-        if text not in report.to_do[target]:
-            report.to_do[target] = f"{text}. {report.to_do[target]}"
     return report
 
 
-def _note(report: KeyReport, command: Command, source: Path) -> None:
-    """Record what a shell script has besides the flags of the training."""
-    for (text, line), reason in command.notes:
-        where = Location(str(source), line, 1)
-        report.tree.value[text] = Node(None, where)
-        report.tree.key_locations[text] = where
-        report.drop((text,), reason)
-
-
-def _ask_for_flags(report: KeyReport, flags: Flags, source: Path, targets: dict[str, str]) -> None:
-    """Have the user write what a shell script leaves open; any flags leave every key open."""
-    texts: dict[str, list[str]] = {}
-    for word in flags.unknown:
-        text = f"line {flags.lines[word]} of {source.name} passes `{show(word)}`"
-        text += ", whose value is known only when it runs; write what that holds"
-        texts.setdefault("training", []).append(text)
-    for name, value in flags.unset.items():
-        text = f"line {flags.lines[name]} of {source.name} has `{flags.written[name]} {value}`; write its value"
-        texts.setdefault(targets.get(name, ""), []).append(text)
-    for name, changes in flags.doubts.items():
-        what = f"change `{flags.written[name]}`" if name else "add or change flags"
-        for line, change in dict.fromkeys(changes):
-            text = f"line {line} of {source.name} (`{change}`) may {what}; write what applies"
-            texts.setdefault(targets[name], []).append(text)
-    texts.pop("", None)
-    for target, parts in texts.items():
-        report.to_do[target] = ". ".join(parts)
-    if flags.unknown or "" in flags.doubts:
+def _record_shell(report: KeyReport, command: Command, flags: Flags, source: Path) -> None:
+    """Record what a shell script leaves open, and has besides; any flags leave every key open."""
+    is_swift = report.dialect == "ms-swift"
+    targets = {"": "training"}
+    for name in {**flags.unset, **flags.to_do}:
+        key = read_keys("swift-names").get(name, name) if is_swift else name
+        target = read_keys("script-targets").get(key) or trl.find_home(key)
+        target = target or trl.find_model_key(key)
+        targets[name] = target or "training"
+        flag = flags.unset.get(name)
+        if flag is None:
+            continue
+        where = Location(str(source), flag.line, 1)
+        if target is None and trl.is_dropped(key, SWIFT_KEYS if is_swift else ()):
+            report.tree.value[name] = Node(flag.text, where)
+            report.tree.key_locations[name] = where
+        else:
+            text = f"line {flag.line} of {source.name} has `{flag.text}`; write its value"
+            report.add_to_do(targets[name], text)
+    for name, texts in flags.to_do.items():
+        for text in texts:
+            report.add_to_do(targets[name], text)
+    if flags.to_do.get(""):
         report.unread |= {*ALL_SECTIONS}
+    for (text, line), reason in command.notes:
+        report.note(text, Location(str(source), line, 1), reason)
 
 
 def _translate_script(script: Script, folders: tuple[Path, ...]) -> KeyReport:

@@ -155,6 +155,25 @@ class KeyReport:
         """Record a key without a place in a recipe."""
         self.settle(key, None, reason)
 
+    def note(self, text: str, where: Location, reason: str) -> None:
+        """Record a part of the source that is not a key, and has no place in a recipe."""
+        line = f" (line {where.line})"
+        while text in self.tree.value:
+            text += " " if line in text else line
+        self.tree.value[text] = Node(None, where)
+        self.tree.key_locations[text] = where
+        self.drop((text,), reason)
+
+    def add_to_do(self, target: str, text: str) -> None:
+        """Add to what the user has to write for a key; an example is in lines of its own."""
+        before = self.to_do.get(target)
+        if before is None:
+            self.to_do[target] = text
+        elif text.partition("\n")[0] not in before:
+            first, _, example = before.partition("\n")
+            more, _, other = text.partition("\n")
+            self.to_do[target] = "\n".join(filter(None, (f"{first}. {more}", example, other)))
+
     def drop_all(self, names: Iterable[str], reason: str) -> None:
         """Drop those of some keys that the source has, for one reason."""
         for name in names:

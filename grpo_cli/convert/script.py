@@ -87,7 +87,9 @@ class Script(ScriptModel):
             raise self._refuse(f"calls {what} {len(made)} times ({lines})")
         if len(made) > 1:
             place = f"{self.file.name} makes {what} {len(made)} times ({lines})"
-            self.add_to_do("training", f"{place}; this recipe is of the first, compare the others")
+            self.report.add_to_do(
+                "training", f"{place}; this recipe is of the first, compare the others"
+            )
             self.report.unread |= {*ALL_SECTIONS}
         return made[0] if made else None
 
@@ -238,9 +240,9 @@ class Script(ScriptModel):
         tests = [code_of(each.test) for each in self.body if isinstance(each, ast.If)]
         if is_own and self.file.suffix == ".ipynb":
             text = f"copy the reward functions of {self.file.name} into {self.path}"
-            self.add_to_do("rewards", text)
+            self.report.add_to_do("rewards", text)
         elif is_own and trains and not any("__name__" in test for test in tests):
-            self.add_to_do(
+            self.report.add_to_do(
                 "rewards",
                 f"importing {self.file.name} for its rewards would train; put that under "
                 '`if __name__ == "__main__":`, or the rewards into another file',

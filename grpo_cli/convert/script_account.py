@@ -147,7 +147,7 @@ class ScriptAccount:
         except RecursionError:
             stopped = "is nested deeper than is read"
         if stopped:
-            self.add_to_do("training", f"{self.file.name} {stopped}; write what is missing")
+            self.report.add_to_do("training", f"{self.file.name} {stopped}; write what is missing")
             self.report.unread.update(ALL_SECTIONS)
         names = [made.last_name for made in self.evaluator.made]
         signs = [sign for sign in _SIGNS if any(name.endswith(sign) for name in names)]
@@ -238,23 +238,19 @@ class ScriptAccount:
         name, line = self._locate(line_of(node), "")
         return f"{name.removeprefix(', ')}:{line}" if name else f"line {line}"
 
+    def _place(self, node: ast.AST) -> Location:
+        name, line = self._locate(getattr(node, "lineno", 1), str(self.file))
+        return Location(name, line, getattr(node, "col_offset", 0) + 1)
+
     def put(self, key: str, value: Any, node: ast.AST) -> None:
         """Write a key of the config."""
-        name, line = self._locate(getattr(node, "lineno", 1), str(self.file))
-        where = Location(name, line, getattr(node, "col_offset", 0) + 1)
+        where = self._place(node)
         self.report.tree.value[key] = as_node(value, where)
         self.report.tree.key_locations[key] = where
 
     def drop(self, key: str, node: ast.AST, reason: str) -> None:
         """Record something without a counterpart in a recipe."""
-        while key in self.report.tree.value:
-            key = (
-                f"{key} "
-                if key.endswith(")") and self.line_of(node) in key
-                else f"{key} ({self.line_of(node)})"
-            )
-        self.put(key, None, node)
-        self.report.drop((key,), reason)
+        self.report.note(key, self._place(node), reason)
 
     def drop_all(
         self, prefix: str, bound: Bound, reasons: Mapping[str, str], other: str = ""
@@ -278,7 +274,9 @@ class ScriptAccount:
                 default = "vllm" if default else "transformers"
                 example = f"\nbackend: {default}"
             self.report.defaults[target] = default
-        self.add_to_do(target, f"{self.locate(node)} has `{code_of(node)}`{about}; {fix}{example}")
+        self.report.add_to_do(
+            target, f"{self.locate(node)} has `{code_of(node)}`{about}; {fix}{example}"
+        )
 
     def _describe(self, value: Value | None, node: ast.AST) -> str:
         """Return what is known of a value that is not known as a whole."""
@@ -307,17 +305,6 @@ class ScriptAccount:
         if isinstance(value, Object) and value.name.startswith("--"):
             return f"`{value.name}`"
         return code_of(value.node) if data is MISSING else repr(data)
-
-    def add_to_do(self, target: str, text: str) -> None:
-        """Add to what the user has to write for a key."""
-        before = self.report.to_do.get(target)
-        if before is None:
-            self.report.to_do[target] = text
-        elif text.partition("\n")[0] not in before:
-            first, _, example = before.partition("\n")
-            more, _, other = text.partition("\n")
-            examples = "\n".join(filter(None, (example, other)))
-            self.report.to_do[target] = f"{first}. {more}" + (f"\n{examples}" if examples else "")
 
     @staticmethod
     def advice_for(value: Value) -> str:

@@ -57,7 +57,7 @@ class ScriptModel(ScriptRows):
         tests = [test for test, each in options if loras[0] in reachable(each)]
         if tests:
             when = f"makes it only if `{tests[0]}`; remove it otherwise"
-            self.add_to_do("model.lora", f"{self.locate(loras[0].node)} {when}")
+            self.report.add_to_do("model.lora", f"{self.locate(loras[0].node)} {when}")
 
     def _take_lora(self, made: Object, bound: Bound, defaults: dict[str, Any]) -> None:
         self.put("use_peft", True, made.node)

@@ -64,7 +64,9 @@ class ScriptRows(ScriptAccount):
         for made in calls:
             if id(made) not in self.done:
                 self.done.add(id(made))
-                self.add_to_do(target, f"{self.locate(made.node)} has `{code_of_call(made, 200)}`")
+                self.report.add_to_do(
+                    target, f"{self.locate(made.node)} has `{code_of_call(made, 200)}`"
+                )
 
     def _find_split(self, base: Object, value: Value | None) -> tuple[Value, ast.AST] | None:
         """Return the split of a dataset that a value is: an item, or the argument of `load_dataset`."""
@@ -156,7 +158,9 @@ class ScriptRows(ScriptAccount):
                 made.append(f"{self.line_of(change.node)}: {when}`{code}`")
         if made:
             text = f"{self.file.name} changes the rows ({', '.join(made)}); write what it makes of a row"
-            self.add_to_do("dataset.prompt", f"{text}, as Jinja over its columns\n{PROMPT_EXAMPLE}")
+            self.report.add_to_do(
+                "dataset.prompt", f"{text}, as Jinja over its columns\n{PROMPT_EXAMPLE}"
+            )
 
     def _take_number(self, change: Object, key: str, *, is_first: bool) -> None:
         """Take the first rows of a dataset."""

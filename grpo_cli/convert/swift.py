@@ -105,7 +105,7 @@ def _take_rows(report: KeyReport) -> None:
     listed = report.get("datasets")
     texts = [listed] if isinstance(listed, str) else listed
     if not (isinstance(texts, list) and texts and all(isinstance(each, str) for each in texts)):
-        report.to_do["dataset"] = NO_DATASET
+        report.to_do.setdefault("dataset", NO_DATASET)
         report.drop_all(("datasets",), "should be a list of names")
         return
     entries, counts = [], []
@@ -126,10 +126,8 @@ def _take_rows(report: KeyReport) -> None:
         report.comment("dataset.sources", f"`#` is the number of rows: {', '.join(texts)}")
     if not all(entry["path"].endswith(FILE_ENDINGS) for entry in entries):
         report.comment("dataset", "ms-swift takes names from ModelScope unless `use_hf` is set")
-    report.to_do["dataset.prompt"] = (
-        "ms-swift detects the columns of prompts; write the prompt as Jinja over the columns"
-        f"\n{PROMPT_EXAMPLE}"
-    )
+    text = "ms-swift detects the columns of prompts; write the prompt as Jinja over the columns"
+    report.add_to_do("dataset.prompt", f"{text}\n{PROMPT_EXAMPLE}")
     report.take(
         {
             **read_table("swift-rows"),

@@ -351,6 +351,22 @@ def test_what_a_recipe_has_no_place_for_is_not_left_to_the_user():
     assert "learning_rate" not in report.recipe["training"]
 
 
+def test_launchers_and_variables_are_named_beside_a_script_that_is_read(tmp_path):
+    (tmp_path / "train.py").write_text(
+        "GRPOTrainer('m/x', 'r/m', GRPOConfig(beta=0.1), load_dataset('d/x'))\n"
+    )
+    text = (
+        "export seed=3\naccelerate launch --config_file zero3.yaml --num_processes $N \\\n"
+        "  --machine_rank 1 --debug train.py\n"
+    )
+    report = convert(text, "run.sh", tmp_path)
+    assert report.recipe["launch"] == {"machine_rank": 1, "strategy": "zero3"}
+    assert report.to_do["launch.num_processes"].startswith("line 2 of run.sh")
+    assert {*reasons(report)} == {"seed", "--debug"}
+    report = convert(f"export seed=3\n{SHELL} --seed 4", "run.sh")
+    assert (report.recipe["seed"], [*reasons(report)]) == (4, ["seed (line 1)"])
+
+
 def test_what_is_not_a_flag_is_named_with_its_line(tmp_path):
     text = (
         "export LR=1e-6 CUDA_VISIBLE_DEVICES=0\nsource ~/.bashrc\nenv A=1 nohup env B=2 \\\n"
