@@ -174,11 +174,12 @@ def read_flags(command: Command, source: FilePath, *, is_read: bool) -> Flags:
 
 def _read_config(config: str, source: FilePath, where: Location) -> Node:
     """Return the YAML that `--config` names."""
-    path = next(filter(os.path.isfile, (config, source.parent / config)), None)
+    paths = FilePath(config), source.parent / config
+    path = next((each for each in paths if os.path.isfile(each)), None)
     if path is None:
         cause = f"names the YAML `{config}`, which is not here"
         raise recipe_error(cause, "run `grpo convert` where the script runs", location=where)
-    base = read_text(read_source(FilePath(path)), str(path))
+    base = read_text(read_source(path), str(path))
     if not isinstance(base.value, dict):
         fix = "name the YAML of the training"
         raise recipe_error("is not a config", fix, location=base.location)
