@@ -7,9 +7,9 @@ from itertools import chain, islice
 
 from grpo_cli.data.dropped import check_dropped, count_dropped
 from grpo_cli.data.files import WHOLE_ROWS, RowFile, iterate_lines, iterate_rows, parse_line
+from grpo_cli.data.preview import Preview, SplitPreview
 from grpo_cli.data.prompts import template_columns
 from grpo_cli.data.rows import Row, canonical_json, read_column
-from grpo_cli.data.sources import Preview, SplitPreview
 from grpo_cli.errors import RecipeError, RewardError
 from grpo_cli.issues import Issue
 from grpo_cli.recipe.dataset import HubDataset, ScoredDataset, SingleDataset

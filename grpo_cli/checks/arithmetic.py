@@ -75,7 +75,7 @@ def _inputs_of(
 ) -> tuple[BatchInputs, "Recipe"]:
     """Return the inputs, and the recipe: if it does not sample, there is no rule for evaluation."""
     # The schema takes half of a command's time to import, and flags alone do without it.
-    from grpo_cli.data.sources import preview
+    from grpo_cli.data.preview import preview
     from grpo_cli.recipe.loading import load_recipe
 
     recipe = load_recipe(recipe_path, overrides)

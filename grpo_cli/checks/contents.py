@@ -37,9 +37,9 @@ from grpo_cli.checks.settings import check_repeated
 from grpo_cli.data.columns import check_columns
 from grpo_cli.data.images import MARK, check_image_columns
 from grpo_cli.data.mixing import SOURCE, place_issues
+from grpo_cli.data.preview import SAMPLE_ROWS, Preview, SplitPreview, join_previews, preview
 from grpo_cli.data.prompts import Renderer, Style, is_conversation, is_plain, template_columns
 from grpo_cli.data.rows import Row, RowNames, suggest
-from grpo_cli.data.sources import SAMPLE_ROWS, Preview, SplitPreview, join_previews, preview
 from grpo_cli.errors import ProblemsError, RewardError, RunError, nearest
 from grpo_cli.issues import Issue, Level
 from grpo_cli.recipe.base import Section

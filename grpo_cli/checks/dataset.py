@@ -12,10 +12,10 @@ from grpo_cli.batch import BatchPlan
 from grpo_cli.checks.contents import collect
 from grpo_cli.checks.rows import check_fixed
 from grpo_cli.data.mixing import SOURCE
+from grpo_cli.data.preview import SAMPLE_ROWS, Preview, preview
 from grpo_cli.data.prompts import render_template, template_columns
 from grpo_cli.data.rows import Row, RowNames, show_names, suggest
 from grpo_cli.data.solve_rates import read_solve_rates
-from grpo_cli.data.sources import SAMPLE_ROWS, Preview, preview
 from grpo_cli.errors import ProblemsError
 from grpo_cli.issues import Issue
 from grpo_cli.models.source import read_config, token_counter

@@ -8,8 +8,8 @@ from typing import Any
 
 from grpo_cli.checks.contents import KindRegistry, kind_entries, read_params
 from grpo_cli.data.mixing import SOURCE, place_issues
+from grpo_cli.data.preview import Preview
 from grpo_cli.data.rows import Row
-from grpo_cli.data.sources import Preview
 from grpo_cli.errors import ProblemsError, nearest
 from grpo_cli.issues import Issue
 from grpo_cli.models.source import read_source_template

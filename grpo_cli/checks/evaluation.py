@@ -7,8 +7,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from grpo_cli.analysis.metrics import GAP, RANKING, metric_names
+from grpo_cli.data.preview import Preview
 from grpo_cli.data.scored import GroupReport
-from grpo_cli.data.sources import Preview, has_eval
+from grpo_cli.data.sources import has_eval
 from grpo_cli.errors import RewardError, nearest
 from grpo_cli.issues import Issue
 from grpo_cli.recipe.evaluation import HeldOutSetConfig

@@ -37,9 +37,9 @@ from grpo_cli.checks.sampling import (
 )
 from grpo_cli.checks.settings import MOST_HELD_OUT, check_effects, check_texts, check_to_do
 from grpo_cli.data.mixing import place_issues
+from grpo_cli.data.preview import Preview
 from grpo_cli.data.prompts import resolve_style
 from grpo_cli.data.rows import suggest
-from grpo_cli.data.sources import Preview
 from grpo_cli.errors import RecipeError, nearest
 from grpo_cli.issues import Issue, sort_issues
 from grpo_cli.machine import Hardware, read_hardware, resolve_num_processes

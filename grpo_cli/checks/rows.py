@@ -7,9 +7,9 @@ from typing import Any
 
 from grpo_cli.checks.all_rows import later_rows
 from grpo_cli.data.mixing import SOURCE
+from grpo_cli.data.preview import Preview, SplitPreview
 from grpo_cli.data.prompts import SYSTEM, SYSTEM_ROLES, is_plain, template_columns
 from grpo_cli.data.rows import Row, RowNames, read_column, show_names
-from grpo_cli.data.sources import Preview, SplitPreview
 from grpo_cli.data.tasks import LEVEL
 from grpo_cli.issues import Issue, Level
 from grpo_cli.recipe.dataset import ReasoningGymDataset, SingleDataset

@@ -15,7 +15,7 @@ from grpo_cli.units import count_noun
 if TYPE_CHECKING:
     from grpo_cli.batch import BatchPlan, Misreading
     from grpo_cli.checks.recipe_checks import CheckedRecipe
-    from grpo_cli.data.sources import Preview
+    from grpo_cli.data.preview import Preview
 
 
 def check(

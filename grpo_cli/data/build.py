@@ -1,22 +1,18 @@
 """The datasets a trainer reads: prompts rendered, columns made, over-long rows dropped and counted."""
 
-import hashlib
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass
 from itertools import accumulate
-from pathlib import Path
-from typing import Any
 
 import pyarrow
 import pyarrow.compute
 from datasets import Dataset, IterableDataset, disable_progress_bars
 
 from grpo_cli.data.columns import RESERVED, ColumnExtractor, keep_rows
-from grpo_cli.data.dropped import Dropped, count_dropped
 from grpo_cli.data.images import check_image_columns, read_images
 from grpo_cli.data.mixing import SOURCE, Draw, count_draws, draw_rows, naming_source
 from grpo_cli.data.prompts import Prompt, Renderer, resolve_style
+from grpo_cli.data.report import DataReport, Split, make_report
 from grpo_cli.data.rows import Columns, Row, RowNames, canonical_json, rows_of
 from grpo_cli.data.scored import GroupReport, drop_single, make_groups, report_groups
 from grpo_cli.data.sources import IDENTIFYING, hold_out, identify, read_rows
@@ -26,19 +22,16 @@ from grpo_cli.data.table import (
     as_dataset,
     as_table,
     beside,
-    fingerprint,
     image_array,
     iterate_blocks,
     iterate_rows,
     join,
     message_array,
     select_rows,
-    similar_rows,
 )
 from grpo_cli.errors import RecipeError, recipe_error
 from grpo_cli.recipe.dataset import (
     IMAGES,
-    FilesDataset,
     MixtureDataset,
     ScoredDataset,
     SingleDataset,
@@ -53,55 +46,6 @@ _TOKENS_COUNTED = 4096
 
 
 @dataclass(frozen=True)
-class PromptTokens:
-    """Lengths of the prompts kept, in tokens; nearest-rank percentiles."""
-
-    min: int
-    median: int
-    p95: int
-    max: int
-
-
-@dataclass(frozen=True)
-class DataReport:
-    """What became of the rows."""
-
-    train_rows: int | None
-    """None if they are streamed: what is said of training rows is then of the first ones."""
-    eval_rows: int | None
-    """None if nothing is held out."""
-    dropped_too_long: int
-    """Rows of both splits with more tokens than `max_prompt_length`."""
-    dropped_no_match: int
-    """Rows of both splits in which a pattern with `on_no_match: drop` found nothing."""
-    dropped: Dropped
-    """The same by split and reason, beside the number of rows of the sources."""
-    dropped_columns: tuple[str, ...]
-    """Columns not passed on because TRL or `grpo` uses their names."""
-    prompt_tokens: PromptTokens | None
-    """None if tokens could not be counted; of many rows without `max_prompt_length`, those of a sample."""
-    exact_duplicates_between_splits: int
-    """Evaluation rows whose prompt is also a training prompt."""
-    fingerprint: str
-    """SHA-256 in hex over the prompts and columns of both splits, in order."""
-    fingerprint_version: int = 2
-    """Of the way it is computed; fingerprints of different versions cannot be compared."""
-    plain_text: bool = False
-    """Whether prompts are plain text, not messages."""
-    groups: GroupReport | None = None
-    """Of scored data, whose rows are groups; None of other kinds."""
-    sources: dict[str, dict[str, Any]] | None = None
-    """Of a mixture, whose `train_rows` are the prompts of an epoch: each source's own rows, and its ratio."""
-
-    def as_json(self) -> dict[str, object]:
-        """Return the report as plain values."""
-        return {
-            name: list(value) if isinstance(value, tuple) else value
-            for name, value in asdict(self).items()
-        }
-
-
-@dataclass(frozen=True)
 class BuiltData:
     """What is trained on and what is held out."""
 
@@ -111,31 +55,6 @@ class BuiltData:
     report: DataReport
     stream: IterableDataset | None = None
     """All training rows of streamed data, without end."""
-
-
-@dataclass
-class _Split:
-    """One split while it is built."""
-
-    rows: pyarrow.Table
-    names: RowNames
-    total: int = 0
-    """Rows of the source; none if these were divided off the training rows."""
-    no_match: int = 0
-    too_long: int = 0
-    longest: int = 0
-    """Tokens of the longest prompt that is dropped."""
-    single: int = 0
-    """Prompts of scored data with a single response, which are left out."""
-    tokens: list[int] = field(default_factory=list)
-    """Of the rows kept, or of a sample of them."""
-    dropped_columns: frozenset[str] = frozenset()
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """The rows of the source, and those that are dropped by reason."""
-        dropped = {"no_match": self.no_match, "too_long": self.too_long}
-        return {"rows": self.total, **dropped, "longest": self.longest}
 
 
 def build_datasets(
@@ -156,8 +75,8 @@ def build_datasets(
     cannot be reached.
     """
     dataset = recipe.dataset
-    trains: list[_Split] = []
-    helds: list[_Split] = []
+    trains: list[Split] = []
+    helds: list[Split] = []
     for place, source in enumerate(dataset.parts):
         with naming_source(place, source.source_name):
             train, held, groups = _read_splits(recipe, source, has_chat_template)
@@ -165,7 +84,7 @@ def build_datasets(
                 if count_tokens and len(split.rows) <= (most_counted or len(split.rows)):
                     _drop_long(split, source.max_prompt_length, count_tokens)
         trains.append(train)
-        helds.append(held or _Split(pyarrow.table({}), RowNames("evaluation")))
+        helds.append(held or Split(pyarrow.table({}), RowNames("evaluation")))
     if dataset.shares:
         _number_rows(trains, helds)
     rows = join([split.rows for split in (*trains, *helds)])
@@ -179,30 +98,12 @@ def build_datasets(
         # Rows are not copied until they are read, which would show a bar.
         disable_progress_bars()
         train_places, held_places = _order_mixture(recipe, dataset, trains, helds)
-    data = BuiltData(
-        table.select(train_places),
-        table.select(held_places) if held_places else None,
-        replace(_report(trains, helds if held_places else []), groups=groups),
-    )
-    if isinstance(dataset, MixtureDataset):
-        shares = _report_sources(dataset, trains, helds)
-        report = replace(data.report, train_rows=len(data.train), sources=shares)
-        return replace(data, report=report)
-    if dataset.streams is None:
-        return data
-    return replace(data, report=_report_stream(dataset, data.report))
+    held = table.select(held_places) if held_places else None
+    report = make_report(dataset, trains, helds if held_places else [], groups, len(train_places))
+    return BuiltData(table.select(train_places), held, report)
 
 
-def _report_sources(
-    dataset: MixtureDataset, trains: list[_Split], helds: list[_Split]
-) -> dict[str, dict[str, Any]]:
-    pairs = zip(trains, helds, strict=True)
-    sizes = [{"train_rows": len(a.rows), "eval_rows": len(b.rows)} for a, b in pairs]
-    parts = zip(dataset.sources, sizes, strict=True)
-    return {source.name: {**size, "ratio": source.ratio} for source, size in parts}
-
-
-def _number_rows(trains: list[_Split], helds: list[_Split]) -> None:
+def _number_rows(trains: list[Split], helds: list[Split]) -> None:
     """Give rows of different sources different numbers."""
     first = 0
     for splits in zip(trains, helds, strict=True):
@@ -216,7 +117,7 @@ def _number_rows(trains: list[_Split], helds: list[_Split]) -> None:
 
 
 def _order_mixture(
-    recipe: Recipe, dataset: MixtureDataset, trains: list[_Split], helds: list[_Split]
+    recipe: Recipe, dataset: MixtureDataset, trains: list[Split], helds: list[Split]
 ) -> tuple[list[int], list[int]]:
     """Return the places of rows in the order of `draw_rows`; held-out rows follow all training rows."""
     sizes = [len(split.rows) for split in trains]
@@ -238,7 +139,7 @@ def _places(sizes: Sequence[int], first: int, draws: Iterable[Draw]) -> list[int
 
 def _read_splits(
     recipe: Recipe, dataset: SingleDataset, has_chat_template: bool
-) -> tuple[_Split, _Split | None, GroupReport | None]:
+) -> tuple[Split, Split | None, GroupReport | None]:
     """Return the rows to train on, those held out, and what became of groups that are scored already."""
     style = resolve_style(dataset.prompt, has_chat_template)
     has_images = recipe.dataset.has_images
@@ -255,7 +156,7 @@ def _read_splits(
         prompts = (hash(identify(row)) for row in iterate_rows(train.rows, IDENTIFYING))
         chosen = hold_out(prompts, dataset.eval_fraction, dataset.eval_seed)
         rows, train.rows = (select_rows(train.rows, chosen, without=it) for it in (False, True))
-        held = _Split(rows[: dataset.eval_limit], RowNames("evaluation"))
+        held = Split(rows[: dataset.eval_limit], RowNames("evaluation"))
     if isinstance(dataset, ScoredDataset):
         groups = report_groups(list(iterate_rows(train.rows)), train.single)
     elif dataset.eval_fraction:
@@ -269,7 +170,7 @@ def _make_split(
     rows: Sequence[Row] | pyarrow.Table,
     names: RowNames,
     has_images: bool,
-) -> _Split:
+) -> Split:
     """Apply columns, render prompts, find images and leave out reserved names."""
     total = len(rows)
     if isinstance(dataset, ScoredDataset):
@@ -278,13 +179,13 @@ def _make_split(
         places = [(place, row) for place, row, _ in listed]
         made = make_groups(dataset, places, [prompt for _, _, prompt in listed], names)
         compared = drop_single(made, names.split) if made else []
-        split = _Split(as_table(compared), names, total, total - len(listed))
+        split = Split(as_table(compared), names, total, total - len(listed))
         split.single = len(made) - len(compared)
     else:
         source = rows if isinstance(rows, pyarrow.Table) else as_table(rows)
         reserved = RESERVED.intersection(source.column_names) - {*dataset.prompt.images}
         table = _make_table(dataset, renderer, source, names, has_images, reserved)
-        split = _Split(table, names, total, total - len(table), dropped_columns=reserved)
+        split = Split(table, names, total, total - len(table), dropped_columns=reserved)
     if not len(split.rows):
         message = f"no {names.split} row is left: a pattern found nothing in all {total} of them"
         raise recipe_error(message, "correct its regex", "dataset.columns")
@@ -379,7 +280,7 @@ def make_rows(
         yield place, row, _render(renderer, row, names, place)
 
 
-def _drop_long(split: _Split, longest: int | None, count_tokens: CountTokens) -> None:
+def _drop_long(split: Split, longest: int | None, count_tokens: CountTokens) -> None:
     rows = split.rows
     if longest is None and len(rows) > _TOKENS_COUNTED:
         rows = select_rows(rows, spread(len(rows), _TOKENS_COUNTED))
@@ -429,50 +330,6 @@ def check_one_style(rows: Iterable[Row], named_by: str | None = None) -> None:
             )
             fix = "make all of them messages, or set dataset.prompt.style: chat"
             raise recipe_error(message, fix, "dataset.prompt")
-
-
-def _report_stream(dataset: SingleDataset, report: DataReport) -> DataReport:
-    """Return the report on streamed data by that on its first rows; its fingerprint has the sizes of files."""
-    paths = dataset.train if isinstance(dataset, FilesDataset) else ()
-    sizes = [Path(path).expanduser().stat().st_size for path in paths]
-    fingerprint = hashlib.sha256(f"{report.fingerprint} {sizes}".encode()).hexdigest()
-    return replace(report, train_rows=None, fingerprint=fingerprint)
-
-
-def _report(trains: list[_Split], helds: list[_Split]) -> DataReport:
-    """Return the report on the splits of all sources."""
-    splits = [*trains, *helds]
-    held_out = [identify(row) for held in helds for row in iterate_rows(held.rows, IDENTIFYING)]
-    asked = {*held_out}
-    asked &= {
-        identify(row)
-        for train in (trains if asked else ())
-        for row in iterate_rows(
-            similar_rows(train.rows, [held.rows for held in helds]), IDENTIFYING
-        )
-    }
-    return DataReport(
-        train_rows=sum(len(train.rows) for train in trains),
-        eval_rows=len(held_out) if helds else None,
-        dropped_too_long=sum(split.too_long for split in splits),
-        dropped_no_match=sum(split.no_match for split in splits),
-        dropped=count_dropped(
-            (split.names.split if split.total else "training", split.counts) for split in splits
-        ),
-        dropped_columns=tuple(sorted(set().union(*(split.dropped_columns for split in splits)))),
-        prompt_tokens=_percentiles([count for split in splits for count in split.tokens]),
-        exact_duplicates_between_splits=sum(map(asked.__contains__, held_out)),
-        fingerprint=fingerprint(split.rows for split in splits),
-        plain_text=all(pyarrow.types.is_string(each.rows["prompt"].type) for each in trains),
-    )
-
-
-def _percentiles(counts: list[int]) -> PromptTokens | None:
-    if not counts:
-        return None
-    ordered = sorted(counts)
-    median, p95 = (ordered[math.ceil(share * len(ordered)) - 1] for share in (0.5, 0.95))
-    return PromptTokens(ordered[0], median, p95, ordered[-1])
 
 
 def check_characters(row: Row, where: str) -> None:

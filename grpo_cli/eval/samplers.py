@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from grpo_cli.data.decoding import list_rows
+from grpo_cli.data.table import list_rows
 from grpo_cli.environments.player import open_player, sample_episodes
 from grpo_cli.eval.request import EvalRequest, Subject
 from grpo_cli.fast.completions import Completion, Images, all_eos_token_ids, sample_completions

@@ -130,7 +130,7 @@ def _whole_request(plan: ExportPlan, tell: Tell) -> Iterator[ExportRequest]:
     if not is_sharded(request.trained):
         yield request
         return
-    from grpo_cli.models.conversion import merge_shards
+    from grpo_cli.models.shards import merge_shards
 
     tell("gathering the shards")
     with tempfile.TemporaryDirectory(

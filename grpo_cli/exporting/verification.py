@@ -23,9 +23,9 @@ import torch
 from transformers import AutoProcessor, AutoTokenizer
 
 from grpo_cli.data.build import build_datasets
-from grpo_cli.data.decoding import list_rows
 from grpo_cli.data.images import fill_images
 from grpo_cli.data.sources import has_eval
+from grpo_cli.data.table import list_rows
 from grpo_cli.environments.player import open_player
 from grpo_cli.exporting.exporting import PROGRESS
 from grpo_cli.exporting.formats import load_base, load_exact, load_processing, load_trained
@@ -271,7 +271,7 @@ def _loadable(request: ExportRequest, folder: Path, scratch: Path) -> ModelConfi
         return request.base
     path = folder
     if request.format == "gguf":
-        from grpo_cli.models.conversion import materialize_gguf
+        from grpo_cli.models.gguf import materialize_gguf
 
         (file,) = folder.glob("*.gguf")
         path = materialize_gguf(file, scratch)

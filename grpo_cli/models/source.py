@@ -164,7 +164,7 @@ def model_folder_or_id(model: ModelConfig) -> str:
     source = resolve_source(model)
     if source.kind != "gguf":
         return source.location
-    from grpo_cli.models.conversion import materialize_gguf
+    from grpo_cli.models.gguf import materialize_gguf
 
     return str(materialize_gguf(Path(source.location)))
 

@@ -12,7 +12,7 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 from trl.trainer import add_fused_lm_head
 
-from grpo_cli.data.decoding import list_rows
+from grpo_cli.data.table import list_rows
 from grpo_cli.environments.player import open_player, sample_episodes
 from grpo_cli.errors import GrpoError, RunError
 from grpo_cli.fast.completions import (

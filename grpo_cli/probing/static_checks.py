@@ -153,7 +153,7 @@ def _check_rows(session: "Session") -> Iterator[Issue]:
 
 def _check_conditions(session: "Session") -> Iterator[Issue]:
     """Find tools and environments whose `when` holds for no row."""
-    from grpo_cli.data.decoding import list_rows
+    from grpo_cli.data.table import list_rows
 
     train = session.data.train
     for section in ("tools", "environment"):
@@ -216,7 +216,7 @@ def _check_scored(session: "Session") -> Iterator[Issue]:
 
 
 def _check_prompts(session: "Session") -> None:
-    from grpo_cli.data.decoding import list_rows
+    from grpo_cli.data.table import list_rows
     from grpo_cli.fast.completions import declared_eos_token_ids
     from grpo_cli.models.loading import load_generation_config
 
@@ -290,7 +290,7 @@ def _read_prompts(
 
     All are empty if episodes cannot begin, which is a finding.
     """
-    from grpo_cli.data.decoding import list_rows
+    from grpo_cli.data.table import list_rows
     from grpo_cli.environments.player import open_player
     from grpo_cli.fast.prompts import count_row_tokens
 

@@ -24,8 +24,6 @@ class DataFacts(TypedDict, total=False):
 
     train_rows: int | None
     eval_rows: int | None
-    dropped_too_long: int
-    dropped_no_match: int
     dropped: dict[str, dict[str, int]]
     fingerprint: str
     fingerprint_version: int

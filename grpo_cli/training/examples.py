@@ -12,8 +12,8 @@ from datasets import Dataset
 
 from grpo_cli.analysis.samples import ScoredCompletion, score_samples
 from grpo_cli.data.build import build_datasets
-from grpo_cli.data.decoding import list_rows
 from grpo_cli.data.prompts import render_template
+from grpo_cli.data.table import list_rows
 from grpo_cli.environments.episode import Sampled, is_clipped
 from grpo_cli.environments.player import Player, sample_episodes
 from grpo_cli.errors import RunError

@@ -21,9 +21,9 @@ from grpo_cli.analysis.samples import (
     group_by_row,
     score_samples,
 )
-from grpo_cli.data.decoding import list_rows
 from grpo_cli.data.mixing import SOURCE
 from grpo_cli.data.rows import canonical_json
+from grpo_cli.data.table import list_rows
 from grpo_cli.environments.player import Player, sample_episodes
 from grpo_cli.fast.completions import (
     Completion,

@@ -7,9 +7,17 @@ import pytest
 pytest.importorskip("datasets")
 
 from grpo_cli.data.build import build_datasets
-from grpo_cli.data.decoding import ExactValue, list_rows
-from grpo_cli.data.sources import preview
-from grpo_cli.data.table import as_array, as_dataset, as_table, iterate_rows, join, select_rows
+from grpo_cli.data.preview import preview
+from grpo_cli.data.table import (
+    ExactValue,
+    as_array,
+    as_dataset,
+    as_table,
+    iterate_rows,
+    join,
+    list_rows,
+    select_rows,
+)
 from grpo_cli.data.tasks import draw_rows
 from grpo_cli.errors import RecipeError
 
@@ -83,7 +91,8 @@ def test_long_rows_are_dropped_and_counted(recipe) -> None:
     built = build(made)
     report = built.report
     assert (len(built.train), len(built.eval)) == (2, 2)
-    assert (report.train_rows, report.eval_rows, report.dropped_too_long) == (2, 2, 2)
+    assert (report.train_rows, report.eval_rows) == (2, 2)
+    assert [counts["too_long"] for counts in report.dropped.values()] == [1, 1]
     tokens = report.prompt_tokens
     assert (tokens.min, tokens.median, tokens.p95, tokens.max) == (1, 1, 2, 2)
     assert report.exact_duplicates_between_splits == 2
@@ -96,7 +105,7 @@ def test_row_ids_are_places_in_the_source(recipe) -> None:
     for split in (built.train, built.eval):
         assert all(split[at]["q"] == rows[split[at]["row_id"]]["q"] for at in range(len(split)))
         assert all(place % 2 == 0 for place in split["row_id"])
-    assert built.report.dropped_too_long == 20
+    assert built.report.dropped["training"]["too_long"] == 20
 
 
 @pytest.mark.parametrize("images", [None, "image"])
@@ -145,7 +154,7 @@ def test_a_pattern_that_drops_every_row_is_refused(recipe) -> None:
 def test_rows_without_match_are_counted(recipe) -> None:
     columns = {"a": {"from": "q", "regex": "t", "on_no_match": "drop"}}
     built = build(recipe(kind="inline", rows=ROWS, prompt=PROMPT, columns=columns))
-    assert built.report.dropped_no_match == 1
+    assert built.report.dropped["training"]["no_match"] == 1
     assert built.train["row_id"][:] == [1, 2]
 
 

@@ -4,7 +4,8 @@ import sys
 
 import pytest
 
-from grpo_cli.data.sources import has_eval, hold_out, preview, read_rows
+from grpo_cli.data.preview import preview
+from grpo_cli.data.sources import has_eval, hold_out, read_rows
 
 ROWS = [{"question": str(number), "answer": number} for number in range(37)]
 
@@ -100,7 +101,7 @@ def test_importing_the_room_and_peeking_load_nothing_heavy(rows_file) -> None:
 import sys
 from pydantic import TypeAdapter
 from grpo_cli.data import columns, files, prompts, rows, sources, tasks
-from grpo_cli.data.sources import preview
+from grpo_cli.data.preview import preview
 from grpo_cli.recipe.dataset import DatasetConfig
 adapter = TypeAdapter(DatasetConfig)
 preview(adapter.validate_python({{"kind": "files", "train": {rows_file!r}}}), 0)

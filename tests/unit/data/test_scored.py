@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("datasets")
 
 from grpo_cli.data.build import build_datasets
-from grpo_cli.data.sources import preview
+from grpo_cli.data.preview import preview
 from grpo_cli.errors import RecipeError
 from grpo_cli.recipe.recipe import Recipe
 
@@ -85,7 +85,7 @@ def test_long_prompts_are_dropped_with_all_their_responses(scored):
     rows = [*ROWS, row("long one", "x", 1), row("long one", "y", 0)]
     built = build(scored(rows=rows, max_prompt_length=3))
     assert built.train["prompt"][:] == ["a", "b"]
-    assert built.report.dropped_too_long == 1
+    assert built.report.dropped["training"]["too_long"] == 1
 
 
 @pytest.mark.parametrize(

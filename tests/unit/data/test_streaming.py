@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("datasets")
 
 from grpo_cli.data.build import build_datasets
-from grpo_cli.data.sources import preview
+from grpo_cli.data.preview import preview
 from grpo_cli.data.streaming import shuffle, stream_rows
 from grpo_cli.errors import RecipeError
 from grpo_cli.recipe.dataset import FIRST_ROWS

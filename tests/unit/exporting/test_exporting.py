@@ -8,7 +8,7 @@ from grpo_cli.errors import UsageError
 from grpo_cli.exporting import exporting
 from grpo_cli.exporting.exporting import KIND, RECORD, ExportPlan, check_free, give_name
 from grpo_cli.exporting.request import ExportRequest
-from grpo_cli.models import conversion
+from grpo_cli.models import shards
 from grpo_cli.recipe.recipe import Recipe
 from tests.run_folders import PLAIN
 
@@ -60,7 +60,7 @@ def test_what_came_to_be_there_in_the_meantime_stays(tmp_path):
 
 def test_weights_gathered_from_shards_keep_the_template_of_the_training(tmp_path, monkeypatch):
     monkeypatch.setattr(exporting, "is_sharded", lambda _: True)
-    monkeypatch.setattr(conversion, "merge_shards", lambda *_, **__: None)
+    monkeypatch.setattr(shards, "merge_shards", lambda *_, **__: None)
     (tmp_path / "chat_template.jinja").write_text("trained")
     about = {"name": "checkpoint-2", "is_adapter": False, "format": "safetensors", "is_text": False}
     about |= {"dtype": "float32", "gguf_type": None, "max_shard_size": "5GB"}
