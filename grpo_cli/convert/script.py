@@ -42,7 +42,7 @@ _NEAR = {
 _EPISODES = {"tools": ("tools", "function"), "environment_factory": ("environment", "python")}
 """Parameters of `GRPOTrainer` that are entries of a recipe's list, and their kind there."""
 _OVERLONG = ("max_completion_len", "soft_punish_cache")
-_STOPPING = {"early_stopping_patience": "patience", "early_stopping_threshold": "min_delta"}
+_NO_CALLBACKS = "recipes have no callbacks; see `training.early_stopping` and `training.stop_when`"
 
 
 class Script(ScriptModel):
@@ -299,25 +299,13 @@ class Script(ScriptModel):
                 self.take_quantization(value, node)
             elif name == "callbacks":
                 for each in items:
-                    self._take_callback(each, each.node)
+                    self.drop(code_of(each.node, 120), each.node, _NO_CALLBACKS)
             elif name in read_keys("script-trainer"):
                 self.drop(f"GRPOTrainer.{name}", node, read_keys("script-trainer")[name])
         for made in self.made:
             if trainer is not None and made.owner is trainer and made.name == "add_callback":
-                for value, _ in self.bind(made).values():
-                    self._take_callback(value, made.node)
-
-    def _take_callback(self, value: Value, node: ast.AST) -> None:
-        if isinstance(value, Object) and value.last_name == "EarlyStoppingCallback":
-            for name, (option, where) in self.bind(value, [*_STOPPING]).items():
-                key = f"training.early_stopping.{_STOPPING.get(name, name)}"
-                if plain(option) is MISSING:
-                    self.leave(key, option, where)
-                else:
-                    self.extra[key] = (f"EarlyStoppingCallback.{name}", plain(option), where)
-            return
-        reason = "recipes have no callbacks; see `grpo diagnose`, `training.stop_when` and `log_metric` in rewards"
-        self.drop(code_of(node, 120), node, reason)
+                self.done.add(id(made))
+                self.drop(code_of(made.node, 120), made.node, _NO_CALLBACKS)
 
 
 def _find_target(name: str) -> str | None:

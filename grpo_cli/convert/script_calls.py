@@ -222,11 +222,6 @@ class Calls(Expressions):
                 return data[key]
             if key is not MISSING and owner.is_complete:
                 return positional[1] if count > 1 else literal(node, None)
-        if isinstance(data, dict) and name in ("items", "values", "keys") and owner.is_complete:
-            keys = [literal(node, key) for key in data]
-            pairs = zip(keys, data.values(), strict=True)
-            lists = {"items": [Literal(node, pair) for pair in pairs], "keys": keys}
-            return Literal(node, lists.get(name, [*data.values()]))
         if name == "copy" and isinstance(data, list | dict):
             return Literal(node, data.copy(), owner.is_open, owner.rest)
         if name not in METHODS or is_open:

@@ -209,15 +209,12 @@ class ScriptRows(ScriptAccount):
     def _take_other_changes(self, passes: list[Object], others: list[Object]) -> None:
         """Take what is done to held-out rows alone."""
         reasons = by_key({**read_keys("script-rows-calls"), **read_keys("script-held-out-calls")})
-        codes = {_code_of_arguments(each) for each in passes}
         for change in [each for each in others if each not in passes]:
             self.done.add(id(change))
             if change.last_name in _NUMBERED:
                 self._take_number(change, "eval_limit", is_first=change is others[0])
                 continue
             reason = "held-out rows are made as those that are trained on; write this into `dataset.prompt` too"
-            if _code_of_arguments(change) in codes:
-                reason = "as for the rows that are trained on"
             reason = reasons.get(change.last_name, reason)
             self.drop(code_of_call(change), change.node, reason)
 
@@ -228,11 +225,3 @@ def _choose_files(files: Any, split: Any, held_out: Any) -> Any:
         return files
     train = files[split] if split else files.get("train", next(iter(files.values())))
     return {"train": train, "test": files[held_out]} if held_out in files else {"train": train}
-
-
-def _code_of_arguments(made: Object) -> str:
-    """Return the code of a method call without what it is called on."""
-    call = made.node
-    if not isinstance(call, ast.Call):
-        return ""
-    return code_of(ast.Call(ast.Name(made.last_name), call.args, call.keywords), 10**6)

@@ -341,28 +341,17 @@ def _modulo(first: Any, second: Any) -> Any:
     return MISSING if isinstance(first, str) else first % second
 
 
+_NAMES = """Add:add Sub:sub FloorDiv:floordiv BitOr:or_ BitAnd:and_ USub:neg UAdd:pos Not:not_ Invert:invert
+Eq:eq NotEq:ne Lt:lt LtE:le Gt:gt GtE:ge Is:eq IsNot:ne"""
 OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
+    **{
+        getattr(ast, name): getattr(operator, function)
+        for name, function in (pair.split(":") for pair in _NAMES.split())
+    },
     ast.Mult: _multiply,
     ast.Div: _divide,
-    ast.FloorDiv: operator.floordiv,
     ast.Mod: _modulo,
     ast.Pow: _power,
-    ast.BitOr: operator.or_,
-    ast.BitAnd: operator.and_,
-    ast.USub: operator.neg,
-    ast.UAdd: operator.pos,
-    ast.Not: operator.not_,
-    ast.Invert: operator.invert,
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-    ast.Is: operator.eq,
-    ast.IsNot: operator.ne,
     ast.In: lambda first, second: first in second,
     ast.NotIn: lambda first, second: first not in second,
 }

@@ -278,10 +278,14 @@ def read_command(text: str, source: FilePath) -> Command:
         RecipeError: There is none, or several.
     """
     reader = _Reader(source.parent)
-    reader.run_text(drop_here_documents(text), 1, ())
-    if not reader.commands:
-        for steps in reader.functions.values():
-            reader.run(steps, ())
+    try:
+        reader.run_text(drop_here_documents(text), 1, ())
+        if not reader.commands:
+            for steps in reader.functions.values():
+                reader.run(steps, ())
+    except RecursionError:
+        fix = "write the command without the functions and texts around it"
+        raise recipe_error("is nested too deeply", fix, location=Location(str(source))) from None
     commands = reader.commands
     tools = [each for each in commands if each.tool in ("trl", "swift")]
     meant = tools or [each for each in commands if "grpo" in each.tool.lower()] or commands

@@ -22,7 +22,7 @@ from grpo_cli.recipe.yaml_tree import Node, as_node, merge, read_scalar, read_so
 _ON = tuple(
     name
     for name, each in read_grpo_fields().items()
-    if each.annotation.startswith("bool") and each.default == "True"
+    if each.annotation.startswith("bool") and each.default is True
 )
 """Switches that are on by default, for which the parser of transformers has `--no_NAME`."""
 
