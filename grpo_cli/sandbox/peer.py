@@ -32,32 +32,6 @@ COMPARISONS = [f"__{name}__" for name in "eq lt le gt ge".split()]
 PLAIN = (int, float, complex, str, bytes, list, tuple, dict, set, frozenset)
 _READABLE_DUNDERS = ("__name__", "__doc__", "__dict__", "__qualname__")
 
-_REDUCED = {
-    (module, name)
-    for module, names in {
-        "builtins": "range",
-        "collections": "deque Counter OrderedDict defaultdict",
-        "datetime": "date time datetime timedelta timezone",
-        "decimal": "Decimal",
-        "fractions": "Fraction",
-    }.items()
-    for name in names.split()
-}
-"""Library classes whose objects the other process makes anew from what `pickle` would write."""
-_LIBRARY: "dict[tuple[str, str], tuple[Callable[..., Any], Callable[..., Any]]]" = {
-    ("builtins", "dict_keys"): (list, lambda *keys: dict.fromkeys(keys).keys()),
-    ("builtins", "dict_values"): (list, lambda *values: dict(enumerate(values)).values()),
-    ("builtins", "dict_items"): (list, lambda *items: dict(items).items()),
-    ("re", "Match"): (
-        lambda value: (value.re.pattern, value.re.flags, value.string, value.start(), value.endpos),
-        lambda pattern, flags, *where: __import__("re").compile(pattern, flags).match(*where),
-    ),
-    ("numpy", "ndarray"): (
-        lambda value: (value.tolist(), value.dtype.str),
-        lambda *parts: __import__("numpy").array(*parts),
-    ),
-}
-"""Others: what is sent, and what makes them of that."""
 _scan = make_scanner(
     SimpleNamespace(  # type: ignore[arg-type]
         strict=False,
@@ -333,13 +307,6 @@ class Peer:
             return ["own", value._remote.number]
         if value is NotImplemented:
             return ["nothing"]
-        name = kind.__module__, kind.__name__
-        if name in _REDUCED:
-            _, *parts = value.__reduce__()
-            # The arguments, a state that is empty, and iterators over items and pairs.
-            return ["reduced", *name, *(self._pack(list(part or ())) for part in parts)]
-        if name in _LIBRARY:
-            return ["library", *name, self._pack(list(_LIBRARY[name][0](value)))]
         if kind.__bases__ == (tuple,) and hasattr(kind, "_fields"):
             return ["tuple", kind.__name__, list(kind._fields), self._pack(tuple(value))]
         if kind.__module__ == "numpy" and hasattr(value, "item"):
@@ -368,17 +335,6 @@ class Peer:
                 return self._objects[parts[0]]
             case "nothing":
                 return NotImplemented
-            case "reduced" if parts[:2] in _REDUCED:
-                module, name, arguments, *_ = parts
-                value = getattr(__import__(module), name)(*self._unpack(arguments))
-                _, items, pairs = (*map(self._unpack, parts[3:]), (), (), ())[:3]
-                for item in items:
-                    value.append(item)
-                for key, item in pairs:
-                    value[key] = item
-                return value
-            case "library" if parts[:2] in _LIBRARY:
-                return _LIBRARY[parts[:2]][1](*self._unpack(parts[2]))
             case "tuple":
                 from collections import namedtuple
 

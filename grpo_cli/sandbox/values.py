@@ -15,17 +15,41 @@ if TYPE_CHECKING:
 
 _SHORT = 1 << 63
 """From here on, integers are written in hexadecimal: Python reads no decimal ones of thousands of digits."""
-_SEQUENCES: "dict[str, Callable[..., Any]]" = {"l": list, "t": tuple, "s": set, "z": frozenset}
-_MARKS: "dict[Any, str]" = {kind: mark for mark, kind in _SEQUENCES.items()}
-_READERS: "dict[str, Callable[..., Any]]" = {
-    "i": lambda text: int(text, 16),
-    "f": float,
-    "c": lambda real, imaginary: complex(float(real), float(imaginary)),
-    "b": bytes.fromhex,
-    "a": bytearray.fromhex,
+_KINDS: "dict[str, tuple[Callable[..., Any], Callable[..., Any] | None]]" = {
+    "builtins.int": (lambda value: [hex(value)], lambda text: int(text, 16)),
+    "builtins.float": (lambda value: [repr(value)], float),
+    "builtins.complex": (lambda value: [value.real, value.imag], complex),
+    "builtins.bytes": (lambda value: [value.hex()], bytes.fromhex),
+    "builtins.bytearray": (lambda value: [value.hex()], bytearray.fromhex),
+    "builtins.list": (list, lambda *items: [*items]),
+    "builtins.tuple": (list, lambda *items: items),
+    "builtins.set": (list, lambda *items: {*items}),
+    "builtins.frozenset": (list, lambda *items: frozenset(items)),
+    "builtins.dict": (dict.items, lambda *items: dict(items)),
+    "builtins.dict_keys": (list, lambda *keys: dict.fromkeys(keys).keys()),
+    "builtins.dict_values": (list, lambda *values: dict(enumerate(values)).values()),
+    "builtins.dict_items": (list, lambda *items: dict(items).items()),
+    "builtins.range": (lambda value: [value.start, value.stop, value.step], range),
+    "collections.deque": (lambda value: [[*value], value.maxlen], None),
+    "collections.Counter": (lambda value: [dict(value)], None),
+    "collections.OrderedDict": (lambda value: [[*value.items()]], None),
+    "collections.defaultdict": (lambda value: [value.default_factory, dict(value)], None),
+    **{
+        f"datetime.{name}": (lambda value: value.__reduce__()[1], None)
+        for name in "date time datetime timedelta timezone".split()
+    },
+    "decimal.Decimal": (lambda value: [str(value)], None),
+    "fractions.Fraction": (lambda value: [value.numerator, value.denominator], None),
+    "re.Match": (
+        lambda value: [value.re.pattern, value.re.flags, value.string, value.start(), value.endpos],
+        lambda pattern, flags, *where: __import__("re").compile(pattern, flags).match(*where),
+    ),
+    "numpy.ndarray": (
+        lambda value: [value.tolist(), value.dtype.str],
+        lambda *parts: __import__("numpy").array(*parts),
+    ),
 }
-
-
+"""What is sent of values of a class, and what makes them of that; by default, the class does."""
 _made: "dict[str, type[BaseException]]" = {}
 """Classes of exceptions that only the other process has."""
 
@@ -35,20 +59,24 @@ def encode(value: "Any", describe: "Callable[[Any], object]") -> object:
     kind = type(value)
     if value is None or kind in (bool, str):
         return value
-    if kind is int:
-        return value if -_SHORT < value < _SHORT else ["i", hex(value)]
-    if kind is float:
-        return value if value - value == 0 else ["f", repr(value)]
-    if kind is complex:
-        return ["c", repr(value.real), repr(value.imag)]
-    if kind is bytes or kind is bytearray:
-        return ["b" if kind is bytes else "a", value.hex()]
-    if kind in _MARKS:
-        return [_MARKS[kind], [encode(item, describe) for item in value]]
-    if kind is dict:
-        items = value.items()
-        return ["d", [[encode(key, describe), encode(item, describe)] for key, item in items]]
-    return describe(value)
+    if (kind is int and -_SHORT < value < _SHORT) or (kind is float and value - value == 0):
+        return value
+    mark = f"{kind.__module__}.{kind.__name__}"
+    if mark not in _KINDS:
+        return describe(value)
+    return [mark, *[encode(part, describe) for part in _KINDS[mark][0](value)]]
+
+
+def decode(written: "Any", resolve: "Callable[..., object]") -> object:
+    """Return the value that `encode` wrote; `resolve` decodes what `describe` wrote."""
+    if written is None or isinstance(written, bool | str | int | float):
+        return written
+    mark, *parts = written
+    if mark not in _KINDS:
+        return resolve(mark, *parts)
+    module, _, name = mark.rpartition(".")
+    make = _KINDS[mark][1] or getattr(__import__(module), name)
+    return make(*[decode(part, resolve) for part in parts])
 
 
 def text_of(error: BaseException) -> str:
@@ -65,24 +93,6 @@ def send(descriptor: int, value: object) -> None:
     rest = "".join(write(value, 0)).encode() + b"\n"
     while rest:
         rest = rest[os.write(descriptor, rest) :]
-
-
-def decode(written: object, resolve: "Callable[..., object]") -> object:
-    """Return the value that `encode` wrote; `resolve` decodes other marks, and "other" for what cannot be read."""
-    if written is None or isinstance(written, bool | str | int | float):
-        return written
-    try:
-        return _decode_marked(resolve, *written)  # type: ignore[misc]
-    except (TypeError, ValueError, LookupError, ArithmeticError):
-        return resolve("other", -1, "unknown")
-
-
-def _decode_marked(resolve: "Callable[..., object]", mark: str, *parts: "Any") -> object:
-    if mark in _SEQUENCES:
-        return _SEQUENCES[mark](decode(item, resolve) for item in parts[0])
-    if mark == "d":
-        return {decode(key, resolve): decode(item, resolve) for key, item in parts[0]}
-    return _READERS[mark](*parts) if mark in _READERS else resolve(mark, *parts)
 
 
 def describe_error(error: BaseException) -> "list[object]":
