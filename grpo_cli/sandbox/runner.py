@@ -182,7 +182,7 @@ def _run(
         **asdict(limits),
         "protections": protections,
         "user": secrets.choice(_USERS),
-        "cpu_s": _cpu_seconds(limits, _count_tests(check)),
+        "cpu_s": _cpu_seconds(limits, count_tests(check)),
         "packages": _package_folders() if limits.packages else (),
         "size": len(program),
         "check_size": len(checking),
@@ -194,7 +194,7 @@ def _run(
             _nameless_file(program + checking) as source,
             _Child({**settings, "folder": folder, "source": source}, given) as child,
         ):
-            broken = child.read(limits, _count_tests(check))
+            broken = child.read(limits, count_tests(check))
     except OSError as error:
         raise RewardError(f"the sandbox could not start a process: {error}") from error
     reports = _read_reports(child.pipes["report"])
@@ -203,9 +203,9 @@ def _run(
     return ProgramResult(bytes(child.pipes["stdout"]), reason, reports)
 
 
-def _count_tests(check: Check | None) -> int:
-    steps = check.steps if check else []
-    return max(1, sum(step.asserts for step in steps))
+def count_tests(check: Check | None) -> int:
+    """Return the number of tests in a check; without one, and of a call, it is 1."""
+    return sum(step.asserts for step in check.steps) if check and not check.function else 1
 
 
 class _Child:

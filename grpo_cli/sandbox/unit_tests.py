@@ -41,18 +41,17 @@ class Assertions:
 
         def call(*args: "Any", **kwargs: "Any") -> "Any":
             # What fails within is expected, as in `assertRaises(AssertionError, check, 3)`.
-            with _Watch(self, is_expecting=True):
+            with self.watch(BaseException, True):
                 return self.checked(function(*args, **kwargs))
 
         return call
 
-    def watching(self, failure: "type[BaseException]") -> "_Watch":
-        """Return a context that fails the test if this leaves it, even if the test catches it."""
-        return _Watch(self, failure)
+    def watch(self, failure: "type[BaseException]", is_expecting: bool = False) -> "_Watch":
+        """Return a context that fails the test if this exception leaves it, even if the test catches it.
 
-    def expecting(self) -> "_Watch":
-        """Return the context of assertions that are expected to fail."""
-        return _Watch(self, is_expecting=True)
+        If it is `is_expecting` an exception, assertions within may fail.
+        """
+        return _Watch(self, failure, is_expecting)
 
     def require(self, before: int, function: "Any" = None) -> None:
         """Raise an exception if none ran since `count` was that; a function may be one without assertions."""
@@ -67,12 +66,7 @@ class Assertions:
 
 
 class _Watch:
-    def __init__(
-        self,
-        assertions: Assertions,
-        failure: "type[BaseException]" = BaseException,
-        is_expecting: bool = False,
-    ) -> None:
+    def __init__(self, assertions: Assertions, failure: "type[BaseException]", is_expecting: bool):
         self.assertions, self.before = assertions, assertions.has_failed
         self.failure, self.is_expecting = failure, is_expecting
 

@@ -124,22 +124,23 @@ def make_error(
 
 def name_classes(kind: "type[BaseException]") -> "list[list[str]]":
     """Return the modules and names of an exception's class and its bases."""
-    return [[str(each.__module__), each.__name__] for each in kind.__mro__]
+    return [[str(each.__module__), each.__name__] for each in kind.__mro__[:-1]]
 
 
 def find_class(names: "list[list[str]]") -> "type[BaseException]":
     """Return the exception that both processes have, or make one that is derived from such."""
-    (module, name), *bases = names
-    if module in ("test", "program") or module in sys.stdlib_module_names:
-        known = getattr(sys.modules.get(module), name, None)
-        if isinstance(known, type) and issubclass(known, BaseException):
-            # A program may not skip a test.
-            return known if not known.__module__.startswith("unittest") else Exception
-    if name not in _made:
-        parents = [find_class(bases[index:]) for index in range(len(bases) - 1)]
-        content = {"__str__": _read_text, "__module__": module}
-        _made[name] = type(name, only_direct(parents) or (Exception,), content)
-    return _made[name]
+    made: list[Any] = []
+    for module, name in reversed(names):
+        known = None
+        if module in ("test", "program") or module in sys.stdlib_module_names:
+            known = getattr(sys.modules.get(module), name, None)
+        if not isinstance(known, type) or not issubclass(known, BaseException):
+            content = {"__str__": _read_text, "__module__": module}
+            bases = only_direct(made) or (Exception,)
+            known = _made.setdefault(name, type(name, bases, content))
+        # A program may not skip a test.
+        made.insert(0, Exception if known.__module__.startswith("unittest") else known)
+    return made[0]
 
 
 def only_direct(bases: "list[Any]") -> "tuple[Any, ...]":

@@ -62,7 +62,7 @@ class _Counter(ast.NodeTransformer):
                 node.test = self._call("checked", test)
             case ast.With(items=items):
                 if any(_EXPECTING.search(ast.unparse(each.context_expr)) for each in items):
-                    items.insert(0, ast.withitem(_method("expecting")))
+                    items.insert(0, _watch("BaseException", ast.Constant(True)))
             case ast.If() | ast.While() | ast.IfExp() if is_condition:
                 node.test = self._call("checked", node.test)
             case ast.BoolOp() if is_condition:
@@ -86,7 +86,11 @@ class _Counter(ast.NodeTransformer):
 
     def _watch(self, body: Any, kind: str = "") -> ast.stmt:
         kind = kind or ("AssertionError" if self._must_raise else "BaseException")
-        return ast.With([ast.withitem(_method("watching", ast.Name(kind, ast.Load())))], body)
+        return ast.With([_watch(kind)], body)
+
+
+def _watch(kind: str, *options: ast.expr) -> ast.withitem:
+    return ast.withitem(_method("watch", ast.Name(kind, ast.Load()), *options))
 
 
 def _method(name: str, *values: ast.expr) -> ast.expr:

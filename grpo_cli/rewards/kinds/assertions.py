@@ -35,7 +35,7 @@ _HELPERS = {
         "fractions": "Fraction",
         "functools": "reduce",
         "itertools": "chain islice",
-        "math": "ceil fabs floor inf isclose isfinite isinf isnan nan pi sqrt",
+        "math": "ceil fabs floor isclose isfinite isinf isnan pi sqrt",
         "pytest": "approx raises",
         "typing": "Any Callable Dict Iterable Iterator List Optional Sequence Set Tuple Union",
         "unittest": "TestCase",
@@ -50,7 +50,11 @@ _PROGRAM = frozenset(
 
 _UNSUPPORTED = frozenset("usefixtures xfail assertWarns assertWarnsRegex assertLogs".split())
 """What tests call to no effect, or to none that reaches the program's process."""
-_OTHER_DECORATOR = re.compile(r"^(?!pytest|mark|fixture).", re.MULTILINE)
+_FIXTURES = frozenset(
+    "cache capfd caplog capsys capsysbinary doctest_namespace mocker monkeypatch pytestconfig pytester recwarn "
+    "request tmp_path tmp_path_factory tmpdir benchmark".split()
+)
+"""Fixtures that are pytest's own or its plugins'."""
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
@@ -59,8 +63,6 @@ class ProgramTest:
     """A run of a program, with one test or more."""
 
     check: Check | None = None
-    count: int = 1
-    """Tests of the check."""
     stdin: str = ""
     output: str = ""
     """What has to be printed, without a check."""
@@ -141,15 +143,7 @@ def _is_test(part: ast.stmt) -> bool:
 
 def find_unsupported(body: Sequence[ast.stmt]) -> str:
     """Return a form of tests that cannot be run; empty if there is none."""
-    nodes = _walk(body)
-    functions = [node for node in nodes if isinstance(node, ast.FunctionDef)]
-    fixtures = {each.name for each in functions if "fixture" in _write_decorators(each)}
-    marked = _write_decorators(*(node for node in nodes if isinstance(node, _DEFINITIONS)))
-    known = {"self", "cls", *fixtures, *re.findall(r"\w+", marked)}
-    called = _names(body, ast.Load) | {
-        each.attr for each in nodes if isinstance(each, ast.Attribute)
-    }
-    for node in nodes:
+    for node in _walk(body):
         match node:
             case ast.AsyncFunctionDef() | ast.Attribute(value=ast.Name(id="asyncio")):
                 return "coroutines (`async def`, `asyncio`)"
@@ -162,21 +156,18 @@ def find_unsupported(body: Sequence[ast.stmt]) -> str:
                         return f"`pytest.{each.name}`"
             case ast.Attribute(attr=name) if name in _UNSUPPORTED:
                 return f"`{name}`"
-            case ast.Call(func=function) if ast.unparse(function).endswith("fixture"):
-                for keyword in node.keywords:
-                    if keyword.arg not in ("scope", "autouse"):
-                        return f"`{keyword.arg}` of `pytest.fixture`"
-            case ast.FunctionDef(name=name, args=args) if name not in called:
-                is_marked = not re.search(_OTHER_DECORATOR, _write_decorators(node))
-                if (_is_test(node) or name in fixtures) and is_marked:
-                    for arg in args.args[: len(args.args) - len(args.defaults)]:
-                        if arg.arg not in known:
+            case ast.Call(func=function, keywords=keywords):
+                if ast.unparse(function).endswith("fixture"):
+                    for keyword in keywords:
+                        if keyword.arg not in ("scope", "autouse"):
+                            return f"`{keyword.arg}` of `pytest.fixture`"
+            case ast.FunctionDef(args=args):
+                decorators = "\n".join(map(ast.unparse, node.decorator_list))
+                if _is_test(node) or "fixture" in decorators:
+                    for arg in args.args:
+                        if arg.arg in _FIXTURES and arg.arg not in decorators:
                             return f"the fixture `{arg.arg}`"
     return ""
-
-
-def _write_decorators(*nodes: Any) -> str:
-    return "\n".join(ast.unparse(each) for node in nodes for each in node.decorator_list)
 
 
 def _executed(body: Sequence[ast.stmt]) -> list[ast.stmt]:
@@ -211,7 +202,7 @@ def read_code(texts: Sequence[list[ast.stmt]], function: str | None) -> ProgramT
             "Fix: write these tests as assertions, or leave the row out"
         )
     names, imports = _find_names(whole)
-    return ProgramTest(Check(names, [Step(imports), *steps]), sum(step.asserts for step in steps))
+    return ProgramTest(Check(names, [Step(imports), *steps]))
 
 
 def _add_function(body: list[ast.stmt], function: str | None) -> list[ast.stmt]:
@@ -270,28 +261,12 @@ def _find_names(body: Sequence[ast.stmt]) -> tuple[list[str], str]:
                 if name in _LIBRARY and _has(_LIBRARY[name], attribute):
                     imports[name] = f"import {_LIBRARY[name]} as {name}\n"
     missing -= imports.keys()
-    helpers = missing & _HELPERS.keys()
-    if not requested:
-        helpers -= _find_tested(body, missing, helpers)
     if requested or missing - _HELPERS.keys():
+        # Otherwise they are what is tested.
+        helpers = missing & _HELPERS.keys()
         imports |= {name: f"from {_HELPERS[name]} import {name}\n" for name in helpers}
     lines = "".join(imports[name] for name in sorted(imports))
     return sorted(requested | missing - imports.keys()), lines
-
-
-def _find_tested(body: Sequence[ast.stmt], missing: set[str], helpers: set[str]) -> set[str]:
-    """Return the helpers that assertions use beside no other name of the program: they are what is tested."""
-    setup: set[str] = set()
-    tested, helping = set(), set()
-    for statement in body:
-        used = _names([statement], ast.Load) & missing
-        if not isinstance(statement, ast.Assert):
-            setup |= used
-        elif (used | setup) <= helpers:
-            tested |= used
-        else:
-            helping |= used
-    return tested - helping - setup
 
 
 def _find_requested(body: Sequence[ast.AST]) -> set[str]:

@@ -22,7 +22,7 @@ from grpo_cli.rewards.kinds.assertions import (
 )
 from grpo_cli.sandbox.child import MODULE
 from grpo_cli.sandbox.results import find_difference
-from grpo_cli.sandbox.runner import Check, Limits, run_program
+from grpo_cli.sandbox.runner import Check, Limits, count_tests, run_program
 
 _FORMS = (
     'a list of {"input": …, "output": …}, {"inputs": […], "outputs": […]}, or assert statements '
@@ -52,7 +52,7 @@ class TestRunner:
         first = next(
             (f": test {number}: {fault}" for number, fault in enumerate(faults, 1) if fault), ""
         )
-        passed, count = faults.count(""), sum(test.count for test in tests)
+        passed, count = faults.count(""), sum(count_tests(test.check) for test in tests)
         value = passed / count if self.credit == "share" else float(passed == count)
         return Score(value, f"{passed} of {count} tests{first}")
 
@@ -66,10 +66,11 @@ class TestRunner:
         check = test.check and replace(test.check, stop=stop, compare=self.compare)
         result = run_program(program, limits, stdin=stdin, check=check)
         faults = result.reports if check else [self._find_fault(result.stdout, test.output)]
+        count = count_tests(check)
         if result.reason:
             # It ended in the next test, or in the last after its report.
-            faults = [*faults[: test.count - 1], result.reason]
-        return faults + ["not run"] * (test.count - len(faults))
+            faults = [*faults[: count - 1], result.reason]
+        return faults + ["not run"] * (count - len(faults))
 
     def _find_fault(self, stdout: bytes, expected: str) -> str:
         """Return how the output differs from what was expected."""
@@ -118,7 +119,7 @@ def _read_texts(texts: Sequence[str], function: str | None) -> list[ProgramTest]
     if not any(text.strip() for text in texts):
         return []
     test = read_code([_parse(text) for text in texts], function)
-    if not test.count:
+    if not count_tests(test.check):
         raise RewardError(
             f"the tests assert nothing, so every program would pass: {texts[0]!r:.60}; tests are {_FORMS}; "
             "a function that asserts must be called, or `function` be set if it is HumanEval's `check`"
