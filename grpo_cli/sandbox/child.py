@@ -14,7 +14,7 @@ import sys
 from types import SimpleNamespace
 
 from grpo_cli.sandbox import confinement
-from grpo_cli.sandbox.results import find_difference, find_result_difference
+from grpo_cli.sandbox.results import find_result_difference
 from grpo_cli.sandbox.values import text_of
 
 TYPE_CHECKING = False
@@ -185,12 +185,13 @@ def _run_check(peer: "TestPeer", check: "dict[str, Any]") -> "Iterator[str]":
         value = function(*check["arguments"])
         yield find_result_difference(value, check["expected"], check["compare"])
         return
-    names = _make_test_names(found)
+    names = _make_test_names(found, check["compare"])
     data = [name for name, value in found.items() if not callable(value)]
     peer.share(data, vars(sys.modules[MODULE]), names)
     for step in check["steps"]:
+        fault = ""
         try:
-            fault = _run_step(step, names, check["compare"])
+            _run_step(step, names)
         except BaseException as error:
             if not step["asserts"] or peer.refusal == peer.ENDED:
                 raise
@@ -203,38 +204,30 @@ def _run_check(peer: "TestPeer", check: "dict[str, Any]") -> "Iterator[str]":
                 return
 
 
-def _make_test_names(found: "dict[str, Any]") -> "dict[str, Any]":
+def _make_test_names(found: "dict[str, Any]", compare: str) -> "dict[str, Any]":
     """Return the names that tests begin with: what the program defines, which they can also import."""
     from grpo_cli.sandbox import unit_tests
 
     module, solution = type(sys)("test"), type(sys)(MODULE)
     solution.__dict__.update(found)
     names = module.__dict__
-    assertions = unit_tests.Assertions()
-    names.update(found, __builtins__=builtins, **{unit_tests.COUNTER: assertions})
-    for name in found.keys() & dir(builtins):
-        # Of the program only where the test imports it.
-        del names[name]
+    # Names of Python's own are of the program only where the test imports them.
+    names.update({name: value for name, value in found.items() if name not in dir(builtins)})
+    names["__builtins__"], names[unit_tests.COUNTER] = builtins, unit_tests.Assertions(compare)
     sys.modules.update({MODULE: solution}, test=module, __main__=module, pytest=unit_tests)
     return names
 
 
-def _run_step(step: "dict[str, Any]", names: "dict[str, Any]", compare: str) -> str:
-    """Run a step, and return how its value differs from what was expected, if something was."""
+def _run_step(step: "dict[str, Any]", names: "dict[str, Any]") -> None:
     from grpo_cli.sandbox import unit_tests
 
     assertions = names[unit_tests.COUNTER]
-    before, fault = assertions.start(), ""
-    if step["expected"]:
-        value, expected = (eval(step[part], names) for part in ("code", "expected"))
-        fault = find_difference(value, expected, compare)
-    else:
-        exec(compile(step["code"], "test.py", "exec", dont_inherit=True), names)
-        unit_tests.run(names, step["collected"])
-        if step["asserts"]:
-            assertions.require(before)
+    before = assertions.start()
+    exec(compile(step["code"], "test.py", "exec", dont_inherit=True), names)
+    unit_tests.run(names, step["collected"])
+    if step["asserts"]:
+        assertions.require(before)
     assertions.require_no_failure()
-    return fault
 
 
 def _read(descriptor: int, size: int) -> bytes:
@@ -260,6 +253,8 @@ def _describe(error: BaseException) -> str:
     if isinstance(error, SystemExit):
         return f"the program ended itself (exit code {error.code})"
     name, message = type(error).__name__, text_of(error)
+    if name == "AssertionError" and message:
+        return message
     return f"{name}: {message}" if message else name
 
 

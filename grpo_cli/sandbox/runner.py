@@ -91,9 +91,7 @@ class Step:
     """A part of the code of tests."""
 
     code: str
-    """Statements; an expression if `expected` is given."""
-    expected: str = ""
-    """An expression, to whose value that of `code` has to be equal."""
+    """Statements."""
     asserts: bool = False
     """Whether this is a test, which has to assert; others must not raise."""
     collected: list[str] = field(default_factory=list)

@@ -4,6 +4,7 @@ import sys
 from itertools import product
 
 from grpo_cli.sandbox.peer import Remote
+from grpo_cli.sandbox.results import find_difference
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,9 +19,11 @@ COUNTER = "__counter__"
 class Assertions:
     """Counts the assertions of a test as they run, and remembers whether one failed."""
 
-    def __init__(self) -> None:
+    def __init__(self, compare: str) -> None:
         self.count = 0
         self.has_failed = False
+        self.difference = ""
+        self._compare = compare
 
     def start(self) -> int:
         """Forget the failures of an earlier test; return the assertions until now."""
@@ -31,6 +34,12 @@ class Assertions:
         """Count a condition."""
         self.count += 1
         return value
+
+    def equal(self, value: "Any", expected: "Any") -> bool:
+        """Count a comparison, and keep what to say of it."""
+        self.count += 1
+        self.difference = find_difference(value, expected, self._compare)
+        return not self.difference
 
     def asserting(self, function: "Any") -> "Any":
         """Return a function with its calls counted; one of the test's has assertions of its own."""
@@ -82,7 +91,9 @@ class _Watch:
 
 def _has_assertions(code: "Any") -> bool:
     inner = [each for each in code.co_consts if hasattr(each, "co_names")]
-    counted = COUNTER in code.co_names and not {"checked", "asserting"}.isdisjoint(code.co_names)
+    counted = COUNTER in code.co_names and not {"checked", "equal", "asserting"}.isdisjoint(
+        code.co_names
+    )
     return counted or any(map(_has_assertions, inner))
 
 

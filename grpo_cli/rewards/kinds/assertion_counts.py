@@ -13,6 +13,7 @@ _EXPECTING = re.compile(r"\b(raises|assertRaises(Regex)?)\)?\(")
 """Contexts that expect an exception, which an assertion within may raise."""
 _FAILING = frozenset("fail exit quit _exit abort".split())
 """Names of functions that fail a test by being called: `self.fail`, `pytest.fail`, `sys.exit`."""
+_COUNTER = ast.Name(COUNTER, ast.Load())
 _CONDITIONS = (ast.If, ast.IfExp, ast.While, ast.BoolOp, ast.Match, ast.Try, ast.ExceptHandler)
 _SIMPLE = (ast.Assert, ast.Expr, ast.Assign, ast.Return, ast.Raise)
 
@@ -58,6 +59,10 @@ class _Counter(ast.NodeTransformer):
         self.generic_visit(node)
         self._must_raise = before
         match node:
+            case ast.Assert(test=ast.Compare(left=left, ops=[ast.Eq()], comparators=[right])):
+                is_literal = not any(isinstance(each, ast.Name) for each in ast.walk(left))
+                node.test = self._call("equal", *([right, left] if is_literal else [left, right]))
+                node.msg = node.msg or ast.Attribute(_COUNTER, "difference", ast.Load())
             case ast.Assert(test=test) if not isinstance(test, ast.Constant):
                 node.test = self._call("checked", test)
             case ast.With(items=items):
@@ -77,9 +82,9 @@ class _Counter(ast.NodeTransformer):
                 return self._call("asserting", node)
         return watched
 
-    def _call(self, method: str, value: ast.expr) -> ast.expr:
+    def _call(self, method: str, *values: ast.expr) -> ast.expr:
         self.count += 1
-        return _method(method, value)
+        return _method(method, *values)
 
     def _mark(self) -> ast.stmt:
         return ast.Expr(self._call("checked", ast.Constant(None)))
@@ -94,8 +99,7 @@ def _watch(kind: str, *options: ast.expr) -> ast.withitem:
 
 
 def _method(name: str, *values: ast.expr) -> ast.expr:
-    counter = ast.Name(COUNTER, ast.Load())
-    return ast.Call(ast.Attribute(counter, name, ast.Load()), [*values], [])
+    return ast.Call(ast.Attribute(_COUNTER, name, ast.Load()), [*values], [])
 
 
 def _walk(body: Sequence[ast.AST]) -> Iterator[ast.AST]:

@@ -188,7 +188,9 @@ def read_code(texts: Sequence[list[ast.stmt]], function: str | None) -> ProgramT
         whole += body
         collected = _collect(body)
         if body and isinstance(body[-1], ast.Assert) and not collected:
-            steps += map(_read_statement, body)
+            codes = [count_assertions(ast.unparse(each)) for each in body]
+            are_tests = [isinstance(each, ast.Assert) for each in body]
+            steps += map(Step, codes, are_tests)
             continue
         code = count_assertions(_write(body))
         calls = asserting & _names(_executed(body), ast.Load)
@@ -229,17 +231,6 @@ def _runs_something(body: Sequence[ast.stmt]) -> bool:
     """Return whether more than definitions is run: a function that asserts and is never called tests nothing."""
     run = _walk(_executed(body))
     return any(isinstance(node, ast.Call | ast.Assert | ast.Raise) for node in run)
-
-
-def _read_statement(statement: ast.stmt) -> Step:
-    """Return a statement as a step."""
-    match statement:
-        case ast.Assert(test=ast.Compare(left=left, ops=[ast.Eq()], comparators=[right])):
-            for value, expected in ((left, right), (right, left)):
-                if not _names([expected], ast.Load) - vars(builtins).keys():
-                    return Step(ast.unparse(value), ast.unparse(expected), asserts=True)
-    code = count_assertions(ast.unparse(statement))
-    return Step(code, asserts=isinstance(statement, ast.Assert))
 
 
 def _walk(body: Sequence[ast.AST]) -> list[ast.AST]:
