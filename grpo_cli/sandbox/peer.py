@@ -30,6 +30,7 @@ _BINARY = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift"
 ARITHMETIC = [f"__{side}{name}__" for name in _BINARY for side in ("", "r", "i")]
 COMPARISONS = [f"__{name}__" for name in "eq lt le gt ge".split()]
 PLAIN = (int, float, complex, str, bytes, list, tuple, dict, set, frozenset)
+_OF_FUNCTIONS = ("__repr__", "__enter__", "__exit__")
 _READABLE_DUNDERS = ("__name__", "__doc__", "__dict__", "__qualname__")
 
 _scan = make_scanner(
@@ -124,38 +125,26 @@ class Remote:
     def __delattr__(self, name: str) -> None:
         self._remote.peer.ask("delete", self._remote.number, name)
 
-    def __repr__(self) -> str:
-        return self._remote.peer.operate(self, "__repr__", ())
-
-    def __enter__(self) -> "Any":
-        # What `contextlib.contextmanager` makes can be called, so it is a function here.
-        return self._remote.peer.operate(self, "__enter__", ())
-
-    def __exit__(self, *error: object) -> "Any":
-        return self._remote.peer.operate(self, "__exit__", error)
-
     def __call__(self, *args: "Any", **kwargs: "Any") -> "Any":
         """Call the object in its own process."""
         return self._remote.peer.call(self, args, kwargs)
 
 
-def _with_operators(kind: type) -> type:
-    """Add Python's operators to a class; the process that has the object carries them out."""
-
-    def forward(name: str) -> "Callable[..., Any]":
-        return lambda self, *args: self._remote.peer.operate(self, name, args)
-
-    for name in {*_ACTIONS, *COMPARISONS, *ARITHMETIC}:
-        if name.startswith("__"):
-            setattr(kind, name, forward(name))
-    return kind
-
-
-@_with_operators
 class Operand(Remote):
     """An object with operators: of the test's, in the program; in the test, of a class that it names."""
 
     __slots__ = ()
+
+
+def _forward(kind: type, name: str) -> None:
+    """Have the process that has an object carry out an operator of its class."""
+    setattr(kind, name, lambda self, *args: self._remote.peer.operate(self, name, args))
+
+
+for _name in {*_ACTIONS, *COMPARISONS, *ARITHMETIC}:
+    # What `contextlib.contextmanager` makes can be called, so it is a function here.
+    if _name.startswith("__"):
+        _forward(Remote if _name in _OF_FUNCTIONS else Operand, _name)
 
 
 class Peer:
@@ -174,10 +163,13 @@ class Peer:
     def ask(self, what: str, number: int, *parts: object) -> "Any":
         """Have the other process do something with its object; return the result, or raise its exception."""
         with self._lock:
-            self._share()
-            self.tell(what, number, *map(self._pack, parts))
+            is_sent = False
             while True:
                 try:
+                    if not is_sent:
+                        self._share()
+                        self.tell(what, number, *map(self._pack, parts))
+                        is_sent = True
                     kind, *rest = self.receive()
                     if kind == "value":
                         return self._unpack(rest[0])

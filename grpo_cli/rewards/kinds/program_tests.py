@@ -1,8 +1,4 @@
-"""The tests of a row: read from the forms in which datasets write them, run on a program, and scored.
-
-If an assertion compares with something that can be computed here, the expected value stays here. What an assertion
-does with results is done out of the program's reach.
-"""
+"""The tests of a row: read from the forms in which datasets write them, run on a program, and scored."""
 
 import ast
 import contextlib
@@ -74,15 +70,15 @@ class TestRunner:
 
     def _find_fault(self, stdout: bytes, expected: str) -> str:
         """Return how the output differs from what was expected."""
-        printed: Any = stdout.decode(errors="replace")
-        right: Any = expected
+        printed = stdout.decode(errors="replace")
         if self.compare == "exact":
-            fault = find_difference(printed.rstrip("\n"), right.rstrip("\n"), "exact", "printed")
-        elif not find_difference(printed.split(), right.split(), self.compare):
-            return ""
+            fault = find_difference(printed.rstrip("\n"), expected.rstrip("\n"), "exact")
         else:
-            fault = find_difference(printed, right, "exact", "printed")
-        return fault if printed or not fault else f"{fault}; tests of functions need `function`"
+            fault = find_difference(printed.split(), expected.split(), self.compare)
+        if not fault:
+            return ""
+        fault = find_difference(printed, expected, "exact", "printed")
+        return fault if printed else f"{fault}; tests of functions need `function`"
 
 
 def read_tests(cell: Any, function: str | None) -> list[ProgramTest]:

@@ -1785,6 +1785,7 @@ for _name, _test in {
     "bare": "for n in (1, 3):\n    try:\n        assert square(n) == n * n\n    except:\n        print('failed', n)",
     "named": "for n in (1, 3):\n    try:\n        assert square(n) == n * n\n    except (ValueError, TypeError):\n        continue",
     "call-before": "for n in (1, 3):\n    try:\n        result = square(n)\n        assert result == n * n\n    except Exception as error:\n        print(error)",
+    "reraised": "for n in (1, 3):\n    try:\n        result = square(n)\n        assert result == n * n\n    except AssertionError:\n        raise\n    except Exception:\n        pass",
     "suppress": "import contextlib\nfor n in (1, 3):\n    with contextlib.suppress(Exception):\n        assert square(n) == n * n",
     "helper": "def check_one(n):\n    assert square(n) == n * n\npassed = 0\nfor n in (1, 3):\n    try:\n        check_one(n)\n        passed += 1\n    except Exception:\n        pass\nassert passed",
     "unittest": "import unittest\nclass TestSquare(unittest.TestCase):\n    def test_all(self):\n        for n in (1, 3):\n            try:\n                self.assertEqual(square(n), n * n)\n            except Exception:\n                pass",
@@ -1809,3 +1810,5 @@ for _name, _body in {
         add(f"lost-{_name}-{_how}", "lost", f"def square(n):\n    {_body}\n", _test, SQUARE)
 add("lost-attribute", "lost", "class Box:\n    @property\n    def size(self):\n        a = []\n        a.append(a)\n        return a\n", "import pytest\ndef test_size():\n    box = Box()\n    with pytest.raises(Exception):\n        box.size")
 add("globals-wrong", "asserts", "H = []\ndef do(x):\n    H.append(0)\n", "do(1)\nassert H == [1]", "H = []\ndef do(x):\n    H.append(x)\n")
+add("lost-argument", "lost", "def square(n):\n    return 9\n", "import pytest\ndef test_cycle():\n    a = []\n    a.append(a)\n    with pytest.raises(RecursionError):\n        square(a)\n    assert square(3) == 9\n")
+add("lost-program", "lost", "import os, threading\ndef square(n):\n    threading.Timer(0.1, os._exit, (0,)).start()\n    return n * n\n", "import pytest, time\ndef test_all():\n    assert square(3) == 9\n    time.sleep(0.5)\n    with pytest.raises(Exception):\n        square(None)\n", SQUARE)
