@@ -3,7 +3,6 @@
 Source: `trl grpo`, `accelerate launch`, `torchrun`, and ms-swift's `swift rlhf`.
 """
 
-import os
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path as FilePath
@@ -21,9 +20,9 @@ from grpo_cli.convert.shell_syntax import (
 )
 from grpo_cli.convert.shell_values import (
     ASSIGNMENT,
-    DOUBTS,
     Frame,
     Variables,
+    find_beside,
     is_open,
     is_possible,
     show,
@@ -213,12 +212,10 @@ class _Reader:
 
     def _source(self, name: str, step: Step, context: Context) -> None:
         """Run the commands of another file if it is there; it may set any variable otherwise."""
-        line, before = step.words[0].line, UNKNOWN in name
-        name = DOUBTS.sub("", name).rpartition(UNKNOWN)[2]
-        file = self._folder / (name.lstrip("/") if before else name)
-        if any(each in file.name for each in _PREPARERS):
+        line, file = step.words[0].line, find_beside(name, self._folder)
+        if any(each in name.rpartition("/")[2] for each in _PREPARERS):
             reason = "what it sets is not read; start `grpo train` in the same environment"
-        elif file not in self._sourced and os.path.isfile(file):
+        elif file is not None and file not in self._sourced:
             self._sourced.add(file)
             text = drop_here_documents(read_source(file))
             self.run_text(text, line, context, is_inside=True)
@@ -329,5 +326,5 @@ def _find_command(words: list[Word]) -> Command | None:
             matches = [(ASSIGNMENT.match(word.text), word.line) for word in words[:start]]
             environment = {each[1]: Word(each[4], line) for each, line in matches if each}
             launcher = words[start:index]
-            return Command(words[start].line, tool, words[end:], launcher, environment)
+            return Command(words[start].line, show(tool), words[end:], launcher, environment)
     return None

@@ -3,7 +3,6 @@
 Source: `HfArgumentParser` of transformers 5.24; the launchers of accelerate 1.15 and torch 2.13.
 """
 
-import os
 import re
 from collections.abc import Container
 from dataclasses import dataclass, field, replace
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple
 from grpo_cli.convert.key_report import by_key, read_keys
 from grpo_cli.convert.shell import Command
 from grpo_cli.convert.shell_syntax import DOUBT, UNKNOWN, Word
-from grpo_cli.convert.shell_values import DOUBTS, is_open, show
+from grpo_cli.convert.shell_values import DOUBTS, find_beside, is_open, show
 from grpo_cli.errors import recipe_error
 from grpo_cli.issues import Location
 from grpo_cli.recipe.grpo_fields import read_grpo_fields
@@ -161,21 +160,24 @@ def read_flags(command: Command, source: FilePath, *, is_read: bool) -> Flags:
         for doubt in dict.fromkeys(DOUBTS.findall(" ".join(flag.values))):
             line, _, text = doubt.partition("\t")
             to_do.append(f"line {line} {place} (`{text}`) may {what}; write what applies")
-    unset = result.unset.pop("config", None)
-    config = show(" ".join(unset.values)) if unset else values.pop("config", None)
+    config = " ".join(flags["config"].values) if "config" in flags else ""
+    values.pop("config", None)
+    is_unset = result.unset.pop("config", None) is not None
     places = {name: replace(where, line=flags[name].line) for name in values}
     nodes = {name: as_node(value, places[name]) for name, value in values.items()}
     result.tree = Node(nodes, where)
     result.tree.key_locations.update(places)
-    if config is not None:
-        result.tree = merge(_read_config(str(config), source, where), result.tree)
+    path = find_beside(config, source.parent)
+    if path is None and (is_unset or result.to_do.get("config")):
+        text = f"line {flags['config'].line} of {source.name} names a YAML that is known only when it runs"
+        result.to_do.setdefault("", []).append(f"{text}; convert that YAML, or write what it holds")
+    elif "config" in flags:
+        result.tree = merge(_read_config(path, config, where), result.tree)
     return result
 
 
-def _read_config(config: str, source: FilePath, where: Location) -> Node:
+def _read_config(path: FilePath | None, config: str, where: Location) -> Node:
     """Return the YAML that `--config` names."""
-    paths = FilePath(config), source.parent / config
-    path = next((each for each in paths if os.path.isfile(each)), None)
     if path is None:
         cause = f"names the YAML `{config}`, which is not here"
         raise recipe_error(cause, "run `grpo convert` where the script runs", location=where)

@@ -3,9 +3,11 @@
 Source: the Bash Reference Manual, section 3.5, Shell Expansions.
 """
 
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path as FilePath
 from typing import NamedTuple
 
 from grpo_cli.convert.shell_syntax import (
@@ -280,6 +282,15 @@ def write_doubt(line: int, text: str) -> str:
     shown = re.sub(f"[{UNKNOWN}{DOUBT}]", "", text)
     shown = shown if len(shown) <= 80 else f"{shown[:79]}…"
     return f"{DOUBT}{line}\t{shown}{DOUBT}"
+
+
+def find_beside(text: str, folder: FilePath) -> FilePath | None:
+    """Return the file that a text names, whose beginning may be the script's folder; None if it is not here."""
+    known = DOUBTS.sub("", text)
+    if re.search(rf"{UNKNOWN}.*(?:dirname|BASH_SOURCE|pwd).*{UNKNOWN}", known, re.IGNORECASE):
+        known = known.rpartition(UNKNOWN)[2].lstrip("/")
+    paths = FilePath(known), folder / known
+    return next((each for each in paths if os.path.isfile(each)), None)
 
 
 def is_open(text: str) -> bool:

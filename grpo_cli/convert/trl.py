@@ -233,6 +233,8 @@ def convert_trl(
 def take_method(report: KeyReport, key: str, methods: Sequence[str]) -> None:
     """Take the key that names how a config trains; refuse another method than GRPO."""
     method = report.get(key)
+    if method is None and "training" in report.unread:
+        return
     if method not in methods:
         cause = f"trains by `{key}: {method}`" if method else f"does not say `{key}: grpo`"
         place = (report.node(key) or report.source).location

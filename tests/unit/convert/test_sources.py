@@ -420,6 +420,14 @@ def test_trls_command_line_is_read_with_its_yaml(tmp_path):
         "trl grpo --model_name_or_path m --reward_funcs a.b think_format_reward", "x.sh"
     )
     assert [each["kind"] for each in report.recipe["rewards"]] == ["python", "think_format"]
+    for config in ("$C", "$HOME/a.yaml"):
+        report = convert(f"trl grpo --config {config} --beta 0.2", "x.sh", tmp_path)
+        assert "names a YAML that is known only when it runs" in report.to_do["training"]
+        assert (report.recipe["training"], report.recipe.get("generation")) == ({"beta": 0.2}, None)
+    text = 'D="$(cd "$(dirname "$0")" && pwd)"\ntrl grpo --config "$D/base.yaml"'
+    assert find(convert(text, "x.sh", tmp_path).recipe, "training.beta") == 0.1
+    report = convert("swift rlhf --config $C --lora_rank 4", "x.sh")
+    assert report.dialect == "ms-swift"
     with pytest.raises(RecipeError, match="names the YAML `gone"):
         convert("trl grpo --config gone.yaml", "run.sh", tmp_path)
 
