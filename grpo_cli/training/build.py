@@ -13,14 +13,11 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 from grpo_cli.batch import BatchPlan, plan_batch
 from grpo_cli.batch.inputs import batch_inputs
 from grpo_cli.data.build import BuiltData, build_datasets
-from grpo_cli.data.streaming import stream_rows
-from grpo_cli.environments.player import Player
 from grpo_cli.errors import RunError
 from grpo_cli.fast.completion_reader import CompletionReader, build_reader
 from grpo_cli.fast.completions import all_eos_token_ids
 from grpo_cli.fast.prompts import count_prompt_tokens
 from grpo_cli.fast.trainer import shares_weights
-from grpo_cli.models.adapter import fingerprint_adapter
 from grpo_cli.models.loading import (
     build_peft_config,
     load_generation_config,
@@ -36,16 +33,15 @@ from grpo_cli.recipe.training import leave_off
 from grpo_cli.rewards.scoring import Reward
 from grpo_cli.runs.metrics import append_record
 from grpo_cli.training.checkpoints import save_reward_states
-from grpo_cli.training.difficulty import build_sampler
-from grpo_cli.training.measurement import Measurer, select_rows
 from grpo_cli.training.reference import reference_on
 from grpo_cli.training.rollout.completion_log import CompletionLog
 from grpo_cli.training.session import Session
-from grpo_cli.training.teacher import open_teacher
 from grpo_cli.training.trainer import Parts, RunTrainer
 
 if TYPE_CHECKING:
+    from grpo_cli.environments.player import Player
     from grpo_cli.training.asynchronous.trainer import AsyncRunTrainer
+    from grpo_cli.training.measurement import Measurer
 
     AnyTrainer = RunTrainer | AsyncRunTrainer
 
@@ -60,7 +56,7 @@ class Inputs:
     """A tokenizer, or a processor if the recipe has images."""
     data: BuiltData
     rewards: list[Reward]
-    player: Player | None
+    player: "Player | None"
     """Plays episodes, if the recipe has some."""
 
     @property
@@ -78,20 +74,28 @@ def build_data(session: Session, processing_class: Any) -> BuiltData:
     with session.processes.local_main_process_first():
         data = build_datasets(session.recipe, **options)
     if session.recipe.dataset.streams:
+        from grpo_cli.data.streaming import stream_rows
+
         data = replace(data, stream=stream_rows(session.recipe, data, **options))
-    report, adapter = data.report.as_json(), fingerprint_adapter(session.recipe.model)
-    before = session.folder.read_manifest()
-    known = before["data"]
+    report, known = data.report.as_json(), session.folder.read_manifest()["data"]
     if known.get("fingerprint_version") == report["fingerprint_version"]:
         session.refuse_change("the data", known.get("fingerprint"), str(report["fingerprint"]))
-    session.refuse_change("`model.adapter`", before.get("adapter"), adapter)
     session.annotate_manifest(data=report, accelerator=session.describe_device())
-    if adapter is not None:
-        session.annotate_manifest(adapter=adapter)
+    if session.recipe.model.adapter is not None:
+        _identify_adapter(session)
     plan = plan_run(session, data)
     if plan.problems:
         raise RunError("\n".join(str(problem) for problem in plan.problems))
     return data
+
+
+def _identify_adapter(session: Session) -> None:
+    from grpo_cli.models.adapter import fingerprint_adapter
+
+    adapter = fingerprint_adapter(session.recipe.model)
+    before = session.folder.read_manifest().get("adapter")
+    session.refuse_change("`model.adapter`", before, adapter)
+    session.annotate_manifest(adapter=adapter)
 
 
 def plan_run(session: Session, data: BuiltData) -> BatchPlan:
@@ -179,6 +183,15 @@ def _build_parts(session: Session, inputs: Inputs, start: ModelConfig, model: An
     save_reward_states(inputs.rewards)
     reader = _build_reader(session, model.generation_config, inputs.tokenizer)
     dynamic = recipe.generation.dynamic_sampling
+    difficulty = teacher = None
+    if recipe.is_sampled and recipe.dataset.difficulty is not None:
+        from grpo_cli.training.difficulty import build_sampler
+
+        difficulty = build_sampler(recipe, recipe.dataset.difficulty, inputs.data.train)
+    if recipe.teacher is not None:
+        from grpo_cli.training.teacher import open_teacher
+
+        teacher = open_teacher(session, recipe.teacher, loading_device(session))
     return Parts(
         rewards=inputs.rewards,
         seed=f"{recipe.seed}:{session.processes.process_index}",
@@ -186,11 +199,11 @@ def _build_parts(session: Session, inputs: Inputs, start: ModelConfig, model: An
         log=_open_completion_log(session, reader),
         player=inputs.player,
         sampling_parts=recipe.generation.sampling_parts,
-        difficulty=build_sampler(recipe, inputs.data.train) if recipe.is_sampled else None,
+        difficulty=difficulty,
         max_resample=None if dynamic is None else dynamic.max_resample,
         sources=tuple(recipe.dataset.shares),
         forced=bool(session.folder.read_resumption().get("forced")),
-        teacher=open_teacher(session, loading_device(session)),
+        teacher=teacher,
         syncs_adapter=start.lora is not None and bool(recipe.setting("sync_ref_model")),
         held_out_sets=partial(_build_held_out_sets, session, inputs)
         if recipe.evaluation.during
@@ -208,11 +221,13 @@ def _build_held_out_sets(session: Session, inputs: Inputs, trainer: RunTrainer) 
     return build_held_out_sets(session, trainer, inputs.data.eval, make)
 
 
-def build_measurer(session: Session, inputs: Inputs, trainer: "AnyTrainer") -> Measurer | None:
+def build_measurer(session: Session, inputs: Inputs, trainer: "AnyTrainer") -> "Measurer | None":
     """Return what measures the model before and after training, if anything does."""
-    if shares_weights(trainer):
-        # No process has a model that it could sample from.
+    if shares_weights(trainer) or inputs.data.eval is None:
+        # No process has a model that it could sample from, or there is nothing to measure on.
         return None
+    from grpo_cli.training.measurement import select_rows
+
     evaluation = session.recipe.evaluation
     rows = select_rows(inputs.data.eval, evaluation.limit)
     if rows is None:
@@ -226,7 +241,9 @@ def build_measurer(session: Session, inputs: Inputs, trainer: "AnyTrainer") -> M
 
 def _build_measurer(
     session: Session, inputs: Inputs, trainer: Any, rows: Dataset, evaluation: Any, **more: Any
-) -> Measurer:
+) -> "Measurer":
+    from grpo_cli.training.measurement import Measurer
+
     return Measurer(
         session,
         inputs.rewards,

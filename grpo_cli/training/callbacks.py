@@ -1,57 +1,34 @@
-"""Callbacks of the training loop: records and status, requests and rules to stop, time, and trackers."""
+"""Callbacks of the training loop: records and status, requests to stop, early stopping, and time."""
 
-import contextlib
-import functools
 import math
-import os
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
-from accelerate.utils import broadcast_object_list
-from transformers import (
-    Trainer,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
-from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
-from grpo_cli.analysis.diagnosis.diagnosis import diagnose
-from grpo_cli.analysis.diagnosis.history import History, read_history
-from grpo_cli.analysis.diagnosis.rule import Symptom
 from grpo_cli.errors import RunError
-from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.metrics import append_record
-from grpo_cli.runs.run import Run
 from grpo_cli.runs.status import StatusFile
-from grpo_cli.runs.trackers import read_trackers, write_trackers
-from grpo_cli.training.session import Session, Stopped, StoppedByRule
+from grpo_cli.training.session import Session, Stopped
 from grpo_cli.upstream.trl import NUM_TOKENS
 
-_FATAL = "nan_loss"
-"""The rule after which nothing is worth a checkpoint."""
-_REASON_LENGTH = 200
-_EVENTS = tuple(name for name in vars(TrainerCallback) if name.startswith("on_"))
+if TYPE_CHECKING:
+    from grpo_cli.training.stop_rules import StopRules
 
 
 class RunCallback(TrainerCallback):
     """Writes metrics and status (main process); ends the loop on request or by a rule (all)."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, rules: "StopRules | None" = None) -> None:
+        """Make a callback; `rules` may end the loop too."""
         self.session = session
+        self._rules = rules
         self._requested = False
-        self._symptom: Symptom | None = None
-        self._history = History(session.recipe)
-        self._records = 0
-        """Of training steps in this attempt."""
         self._saves_epoch = False
         """Whether this step's checkpoint waits until the epoch was evaluated and logged."""
         self._tokens = 0.0
@@ -60,14 +37,12 @@ class RunCallback(TrainerCallback):
         """Spent in steps since the last record with tokens, without evaluation and saving."""
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
-        """Report the number of planned steps; read earlier attempts, since rules compare with the beginning."""
+        """Report the number of planned steps."""
         self._tokens = float(state.num_input_tokens_seen)
         self.session.heartbeat.beat()
         self._update_status(state, phase="training", total_steps=state.max_steps)
         if self._rules and state.is_world_process_zero:
-            self._history = read_history(Run(self.session.folder))
-            # There will be others by the time a rule applies.
-            self._history.checkpoints = None
+            self._rules.begin()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Start the clock of the step."""
@@ -130,13 +105,7 @@ class RunCallback(TrainerCallback):
                     "the last checkpoint is from before. Fix: a lower training.learning_rate, or a lower "
                     "training.max_grad_norm"
                 )
-        if not self._rules or "loss" not in (logs or {}):
-            return
-        # Only the main process has the records; the others wait here.
-        self._symptom = broadcast_object_list([self._find_symptom()])[0]
-        if self._symptom is not None:
-            if self._symptom.rule == _FATAL:
-                raise RunError(f"{self._symptom}. The last checkpoint is from before")
+        if self._rules and "loss" in (logs or {}) and self._rules.apply():
             control.should_save = control.should_training_stop = True
 
     def _obey_request(self, control: TrainerControl) -> None:
@@ -148,17 +117,8 @@ class RunCallback(TrainerCallback):
         """Raise `Stopped` if a request or a rule ended the loop."""
         if self._requested:
             raise Stopped(f"stopped after step {state.global_step}, which is saved")
-        if (symptom := self._symptom) is not None:
-            raise StoppedByRule(
-                symptom.rule,
-                f"stopped by the rule {symptom.rule} after step {symptom.step}, which is saved: {symptom.seen}. "
-                f"{symptom.why} Fix: {symptom.fix}. Otherwise the rule stops it again; "
-                "`--set training.stop_when=[]` turns it off",
-            )
-
-    @property
-    def _rules(self) -> Any:
-        return self.session.recipe.training.stop_when
+        if self._rules:
+            self._rules.raise_if_stopped()
 
     def _append(self, state: TrainerState, logs: dict[str, Any]) -> None:
         evaluated = any(name.startswith("eval_") for name in logs)
@@ -166,15 +126,9 @@ class RunCallback(TrainerCallback):
         record = {"event": event, "step": state.global_step, "total_steps": state.max_steps, **logs}
         if event == "train":
             record["tokens_per_s"] = self._tokens_per_s(logs.get(NUM_TOKENS))
-            self._records += 1
         append_record(self.session.folder.metrics, record)
         if self._rules:
-            self._history.metrics.add(record)
-
-    def _find_symptom(self) -> Symptom | None:
-        """The worst finding that this attempt's own records show; an earlier attempt stopped for its own."""
-        symptoms = diagnose(self._history, self._rules) if self._records else []
-        return next((each for each in symptoms if each.window <= self._records), None)
+            self._rules.add(record)
 
     def _tokens_per_s(self, num_tokens: float | None) -> float | None:
         """Pace since the last record with tokens; steps that sample nothing have none."""
@@ -269,95 +223,3 @@ class PhaseClock(TrainerCallback):
         # The names stay: a step without sampling spends 0 seconds on it.
         self._seconds = dict.fromkeys(self._seconds, 0.0)
         return {f"time/{phase}": seconds / steps for phase, seconds in phases.items()}
-
-
-def track(trainer: Trainer, session: Session) -> None:
-    """Keep trackers that fail from ending the training, and record their runs; call before training."""
-    names = {kind: name for name, kind in INTEGRATION_TO_CALLBACK.items()}
-    tracked = []
-    for callback in trainer.callback_handler.callbacks:
-        # The exact class: some are subclasses of others.
-        if (name := names.get(type(callback))) is not None:
-            _guard(callback, name, session.folder)
-            tracked.append(name)
-    if tracked:
-        trainer.add_callback(TrackerRuns(session, tracked))
-    # Otherwise TRL sends the time of every micro-step to them (`ProfilingContext._log_metrics` of trl 1.16),
-    # unguarded and in between the steps. Our records have these times.
-    trainer.args.report_to = []
-
-
-def _guard(callback: TrainerCallback, name: str, folder: RunFolder) -> None:
-    """Silence a tracker once it has failed; if it cannot start, when nothing is lost yet, end the run."""
-    failed = False
-
-    def guarded(event: str, act: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(act)
-        def run(*args: Any, **options: Any) -> Any:
-            nonlocal failed
-            try:
-                return None if failed else act(*args, **options)
-            except Exception as error:
-                seen = f"{type(error).__name__}: {error}".splitlines()[0][:_REASON_LENGTH]
-                if event == "on_train_begin":
-                    raise RunError(
-                        f"{name} could not start a run ({seen}). Fix: follow its message, or train "
-                        f"without it: remove `{name}` from logging.report_to"
-                    ) from error
-                failed = True
-                _record_failure(
-                    folder, name, f"failed in {event}; it got nothing after that ({seen})"
-                )
-                return None
-
-        return run
-
-    for event in _EVENTS:
-        setattr(callback, event, guarded(event, getattr(callback, event)))
-
-
-def _record_failure(folder: RunFolder, name: str, why: str) -> None:
-    """Have the command warn at the end of the run."""
-    print(f"warning: {name} {why}", file=sys.stderr, flush=True)
-    failures = {name: why, **read_trackers(folder, "failures")}
-    # A full disk may be why the tracker failed.
-    with contextlib.suppress(OSError):
-        write_trackers(folder, read_trackers(folder, "runs"), failures)
-
-
-class TrackerRuns(TrainerCallback):
-    """Records the trackers' runs when they begin, and gives W&B and Trackio the recipe (main process)."""
-
-    def __init__(self, session: Session, trackers: list[str]) -> None:
-        self._session = session
-        self._trackers = trackers
-
-    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
-        """Run after the trackers' own callbacks, which were added before."""
-        if not state.is_world_process_zero:
-            return
-        folder, recipe = self._session.folder, self._session.recipe.model_dump(mode="json")
-        runs = read_trackers(folder, "runs") if folder.read_resumption() else {}
-        if "tensorboard" in self._trackers:
-            written = Path(os.environ["TENSORBOARD_LOGGING_DIR"])
-            is_inside = written.is_relative_to(folder.path)
-            written = written.relative_to(folder.path) if is_inside else written
-            runs["tensorboard"] = {"folder": str(written)}
-        if "wandb" in self._trackers:
-            import wandb
-
-            if wandb.run is not None and not wandb.run.disabled:
-                wandb.run.config.update({"recipe": recipe}, allow_val_change=True)
-                names = ("id", "project", "entity", "url")
-                runs["wandb"] = {name: getattr(wandb.run, name) for name in names}
-        if "trackio" in self._trackers:
-            import trackio
-
-            trackio.config.update({"recipe": recipe}, allow_val_change=True)
-            runs["trackio"] = {"project": args.project, "name": args.run_name}
-        if "mlflow" in self._trackers:
-            import mlflow
-
-            if (run := mlflow.active_run()) is not None:
-                runs["mlflow"] = {"id": run.info.run_id}
-        write_trackers(folder, runs, {})

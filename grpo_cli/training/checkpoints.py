@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy
 import torch
@@ -25,10 +25,12 @@ from grpo_cli.models.safe_loading import unpickling_error, weights_only
 from grpo_cli.rewards.scoring import Reward, has_state, read_state
 from grpo_cli.runs.checkpoints import REFERENCE, STAGING, STATE
 from grpo_cli.runs.folder import RunFolder
-from grpo_cli.training.difficulty import DifficultySampler
 from grpo_cli.training.session import Session
 from grpo_cli.units import format_bytes
 from grpo_cli.upstream import replaced
+
+if TYPE_CHECKING:
+    from grpo_cli.training.difficulty import DifficultySampler
 
 _FULL_BYTES = 2**26
 """With less than this left, or less than was written, a failed write means a full disk."""
@@ -258,7 +260,7 @@ class ExactResume(AtomicCheckpoints):
     """Mixin before `GRPOTrainer`: saves and restores what TRL leaves out of a checkpoint."""
 
     rewards: Sequence[Reward]
-    difficulty: DifficultySampler | None
+    difficulty: "DifficultySampler | None"
     """Draws the prompts; None if TRL does."""
     synced_adapter: torch.nn.Module | None = None
     """The reference, if that is an adapter that `sync_ref_model` changes."""

@@ -14,6 +14,7 @@ from grpo_cli.data.tasks import LEVEL
 from grpo_cli.errors import RunError
 from grpo_cli.recipe.difficulty import (
     AdaptiveDifficulty,
+    DifficultyConfig,
     OrderDifficulty,
     PoolsDifficulty,
     read_number,
@@ -289,16 +290,13 @@ class _SuccessSampler(DifficultySampler):
         self._estimates.restore(state)
 
 
-def build_sampler(recipe: Recipe, data: Any) -> DifficultySampler | None:
-    """Return what draws the prompts of a recipe from its training data; None if they are drawn equally often.
+def build_sampler(recipe: Recipe, config: DifficultyConfig, data: Any) -> DifficultySampler:
+    """Return what draws the prompts of a recipe from its training data.
 
     Raises:
         RecipeError: A column that it needs has other values than numbers, or samples do not fit.
         RunError: The column of an order has no value at all.
     """
-    config = recipe.dataset.difficulty
-    if config is None:
-        return None
     if isinstance(config, OrderDifficulty):
         return _OrderSampler(config, data, recipe)
     return _SuccessSampler(config, data, recipe)

@@ -24,7 +24,6 @@ from grpo_cli.analysis.samples import (
 from grpo_cli.data.mixing import SOURCE
 from grpo_cli.data.rows import canonical_json
 from grpo_cli.data.table import list_rows
-from grpo_cli.environments.player import Player, sample_episodes
 from grpo_cli.fast.completions import (
     Completion,
     Images,
@@ -42,10 +41,10 @@ from grpo_cli.runs.metrics import STAGES, When, append_record
 from grpo_cli.training.callbacks import is_stop_requested
 from grpo_cli.training.checkpoints import states_kept
 from grpo_cli.training.evaluation import log_in_main_process
-from grpo_cli.training.rollout.samplers import agree_over_processes
 from grpo_cli.training.session import Session, Stopped
 
 if TYPE_CHECKING:
+    from grpo_cli.environments.player import Player
     from grpo_cli.training.vllm_generation import RunGeneration
 
 INTERVALS = "metrics"
@@ -65,7 +64,7 @@ class Measurer:
     """How completions are sampled."""
     vllm: "RunGeneration | None" = field(default=None, kw_only=True)
     """Samples, if the training samples with vLLM; otherwise transformers does."""
-    player: Player | None = field(default=None, kw_only=True)
+    player: "Player | None" = field(default=None, kw_only=True)
     """Plays episodes, if the recipe has some."""
     processor: Any = field(default=None, kw_only=True)
     """Of the model, if prompts may hold images."""
@@ -187,8 +186,11 @@ class Measurer:
         return sampled[: len(rows)]
 
     def _play(
-        self, player: Player, phase: str, rows: Dataset, model: Any, tokenizer: Any, seed: int
+        self, player: "Player", phase: str, rows: Dataset, model: Any, tokenizer: Any, seed: int
     ) -> list[list[Completion]]:
+        from grpo_cli.environments.player import sample_episodes
+        from grpo_cli.training.rollout.episodes import agree_over_processes
+
         evaluation, vllm = self.evaluation, self.vllm
         # As everywhere, greedy samples of a prompt are one and the same.
         count = evaluation.samples_per_prompt if evaluation.temperature > 0 else 1

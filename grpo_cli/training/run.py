@@ -13,14 +13,12 @@ from accelerate import PartialState
 from transformers import PrinterCallback
 
 from grpo_cli.data.build import BuiltData
-from grpo_cli.environments.player import open_player
 from grpo_cli.errors import RunError
 from grpo_cli.fast.completions import all_eos_token_ids
 from grpo_cli.fast.trainer import shares_weights
 from grpo_cli.machine import pick_device
 from grpo_cli.models.loading import load_generation_config
 from grpo_cli.models.processor import load_processing_class, tokenizer_of
-from grpo_cli.models.teacher import check_teacher_tokenizer
 from grpo_cli.rewards.building import build_rewards
 from grpo_cli.rewards.context import reward_context
 from grpo_cli.runs.folder import RunFolder
@@ -33,7 +31,7 @@ from grpo_cli.training.build import (
     build_trainer,
     plan_run,
 )
-from grpo_cli.training.callbacks import EarlyStoppingCallback, RunCallback, track
+from grpo_cli.training.callbacks import EarlyStoppingCallback, RunCallback
 from grpo_cli.training.checkpoints import loading_weights_only, save_model
 from grpo_cli.training.session import (
     Session,
@@ -70,13 +68,18 @@ def train(folder: RunFolder, stop: StopRequest) -> None:
     with session.processes.local_main_process_first():
         processing_class = load_processing_class(recipe.model, has_images=recipe.has_images)
         tokenizer = tokenizer_of(processing_class)
-        check_teacher_tokenizer(recipe, tokenizer)
+        if recipe.teacher is not None:
+            from grpo_cli.models.teacher import check_teacher_tokenizer
+
+            check_teacher_tokenizer(recipe, tokenizer)
     session.report("preparing the data")
     data = build_data(session, processing_class)
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, folder.sent_weights, ignore_errors=True)
         player = None
         if recipe.has_episodes:
+            from grpo_cli.environments.player import open_player
+
             session.report("opening tools and environments")
             stops = all_eos_token_ids(load_generation_config(recipe.model), tokenizer)
             player = stack.enter_context(open_player(recipe, processing_class, stops=stops))
@@ -124,12 +127,21 @@ def _train(session: Session, inputs: Inputs) -> None:
 
 
 def _add_callbacks(session: Session, trainer: "AnyTrainer") -> RunCallback:
+    recipe = session.recipe
     # It prints the records that `metrics.jsonl` holds.
     trainer.remove_callback(PrinterCallback)
-    callback = RunCallback(session)
+    rules = None
+    if recipe.training.stop_when:
+        from grpo_cli.training.stop_rules import StopRules
+
+        rules = StopRules(session)
+    callback = RunCallback(session, rules)
     trainer.add_callback(callback)
-    track(trainer, session)
-    if (stopping := session.recipe.training.early_stopping) is not None:
+    if trainer.args.report_to:
+        from grpo_cli.training.trackers import track
+
+        track(trainer, session)
+    if (stopping := recipe.training.early_stopping) is not None:
         trainer.add_callback(EarlyStoppingCallback(stopping.patience, stopping.min_delta))
     if (sets := getattr(trainer, "held_out_sets", None)) is not None:
         trainer.add_callback(sets)

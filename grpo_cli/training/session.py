@@ -18,12 +18,12 @@ from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.runs.files import write_json, write_text
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.status import Heartbeat, StatusFile
-from grpo_cli.runs.thumbnails import Thumbnails
 
 if TYPE_CHECKING:
     from accelerate import PartialState
 
     from grpo_cli.analysis.samples import ScoredCompletion
+    from grpo_cli.runs.thumbnails import Thumbnails
 
 _PROBE_POLL_S = 0.05
 _ORPHAN_S = 600
@@ -93,8 +93,10 @@ class Session:
     heartbeat: Heartbeat
 
     @cached_property
-    def thumbnails(self) -> Thumbnails:
+    def thumbnails(self) -> "Thumbnails":
         """Keeps small copies of the images that this process samples for."""
+        from grpo_cli.runs.thumbnails import Thumbnails
+
         return Thumbnails(self.folder.thumbnails / f"rank_{self.processes.process_index}.jsonl")
 
     def show(self, phase: str, **changes: Any) -> None:

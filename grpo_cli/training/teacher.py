@@ -10,6 +10,7 @@ from trl.trainer.utils import add_fused_lm_head, disable_dropout_in_model
 from grpo_cli.models.loading import load_adapter, load_model
 from grpo_cli.models.teacher import Teacher, find_teacher, fingerprint_teacher
 from grpo_cli.models.teacher_server import TeacherServer
+from grpo_cli.recipe.teacher import TeacherConfig
 from grpo_cli.training.session import Session
 
 
@@ -53,15 +54,14 @@ class TeacherReference:
         return trainer.accelerator.prepare_model(model, evaluation_mode=True)
 
 
-def open_teacher(session: Session, device: torch.device | None) -> TeacherReference | None:
-    """Return the recipe's teacher, if it has one; its fingerprint goes into the manifest.
+def open_teacher(
+    session: Session, config: TeacherConfig, device: torch.device | None
+) -> TeacherReference:
+    """Return the recipe's teacher; its fingerprint goes into the manifest.
 
     Raises:
         RunError: The run is resumed, and began with another teacher.
     """
-    config = session.recipe.teacher
-    if config is None:
-        return None
     teacher = find_teacher(session.recipe) or TeacherServer(str(config.base_url))
     if isinstance(teacher, TeacherServer):
         fingerprint: str | None = teacher.model

@@ -9,31 +9,31 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from grpo_cli.environments.player import Player
 from grpo_cli.fast.batches import ENTROPY, loss_mask
 from grpo_cli.fast.completion_reader import CompletionReader, build_reader
 from grpo_cli.fast.trainer import FastTrainer
 from grpo_cli.rewards.scoring import Reward
 from grpo_cli.training.callbacks import PhaseClock
 from grpo_cli.training.checkpoints import ExactResume
-from grpo_cli.training.difficulty import DifficultySampler
-from grpo_cli.training.evaluation import Evaluation
-from grpo_cli.training.held_out_sets import HeldOutSets
 from grpo_cli.training.images import ImageFields
-from grpo_cli.training.reference import sync_adapter
 from grpo_cli.training.rollout.completion_log import CompletionLog
-from grpo_cli.training.rollout.dynamic_sampling import DynamicSampling
 from grpo_cli.training.rollout.rollout import Context, Rollout
-from grpo_cli.training.rollout.samplers import AnswerSampler, EpisodeSampler, Sampler
+from grpo_cli.training.rollout.samplers import AnswerSampler, Sampler
 from grpo_cli.training.rollout.scoring import NO_REWARD, Scoring
 from grpo_cli.training.rollout.signal import Aggregation, measure_lengths
 from grpo_cli.training.rollout.step import GenerationStep
-from grpo_cli.training.teacher import TeacherReference
 from grpo_cli.upstream.trl import FRAC_ZERO_STD, NUM_TOKENS, REWARD, REWARD_STD, reward_metric
+
+if TYPE_CHECKING:
+    from grpo_cli.environments.player import Player
+    from grpo_cli.training.difficulty import DifficultySampler
+    from grpo_cli.training.evaluation import Evaluation
+    from grpo_cli.training.held_out_sets import HeldOutSets
+    from grpo_cli.training.teacher import TeacherReference
 
 _NEWEST = {NUM_TOKENS, "dynamic_sampling/prompts_seen", "dynamic_sampling/epochs"}
 """Counts, of which a record has the newest and not the mean."""
@@ -49,12 +49,12 @@ class Parts:
     reader: CompletionReader | None = None
     """Where completions end, and their texts; None reads them as TRL does."""
     log: CompletionLog | None = None
-    player: Player | None = None
+    player: "Player | None" = None
     """Plays episodes; None if completions are single answers."""
     sampler: Sampler | None = None
     """Samples **and scores** by itself; None samples with the trainer's backend."""
     sampling_parts: int = 1
-    difficulty: DifficultySampler | None = None
+    difficulty: "DifficultySampler | None" = None
     max_resample: int | None = None
     """Rounds of dynamic sampling; None replaces no groups."""
     sources: Sequence[str] = ()
@@ -63,11 +63,11 @@ class Parts:
     """Whether to resume even if the checkpoint lacks a reward's state."""
     names: Sequence[str] = ()
     """What the scores of `sampler` are called."""
-    teacher: TeacherReference | None = None
+    teacher: "TeacherReference | None" = None
     """Takes the place of TRL's reference model."""
     syncs_adapter: bool = False
     """Whether the reference is an adapter that follows the trained one."""
-    held_out_sets: Callable[[Any], HeldOutSets | None] | None = None
+    held_out_sets: "Callable[[Any], HeldOutSets | None] | None" = None
     """Makes what is evaluated beside TRL's own evaluation, given the trainer."""
 
 
@@ -109,6 +109,8 @@ class RunTrainer(ExactResume, FastTrainer):
             self.ref_model: Any = parts.teacher.load(self)
             self.beta = self.args.beta = parts.teacher.weight
         if parts.syncs_adapter:
+            from grpo_cli.training.reference import sync_adapter
+
             self.synced_adapter = sync_adapter(self)
         sets = None if parts.held_out_sets is None else parts.held_out_sets(self)
         self.held_out_sets: HeldOutSets | None = sets
@@ -117,6 +119,8 @@ class RunTrainer(ExactResume, FastTrainer):
         parts = self.parts
         sampler = parts.sampler or AnswerSampler(self, self.reader)
         if parts.player is not None:
+            from grpo_cli.training.rollout.episodes import EpisodeSampler
+
             sampler = EpisodeSampler(self, self.reader, parts.player)
         step = GenerationStep(
             sampler,
@@ -128,6 +132,8 @@ class RunTrainer(ExactResume, FastTrainer):
             sources=parts.sources,
         )
         if parts.max_resample is not None:
+            from grpo_cli.training.rollout.dynamic_sampling import DynamicSampling
+
             step.stages.append(
                 DynamicSampling(
                     self.train_dataset,
@@ -248,7 +254,7 @@ class RunTrainer(ExactResume, FastTrainer):
         return self.parts.rewards
 
     @property
-    def difficulty(self) -> DifficultySampler | None:  # type: ignore[override]
+    def difficulty(self) -> "DifficultySampler | None":  # type: ignore[override]
         """Draws the prompts; None if TRL does."""
         return self.parts.difficulty
 
@@ -280,6 +286,8 @@ class RunTrainer(ExactResume, FastTrainer):
 
     def evaluate_rows(self, *args: Any, **options: Any) -> dict[str, float]:
         """Evaluate the rows of `eval_dataset` as TRL does, each metric over all of them."""
+        from grpo_cli.training.evaluation import Evaluation
+
         self._evaluation, self._merges_evaluation = Evaluation(self), True
         try:
             return super().evaluate(*args, **options)

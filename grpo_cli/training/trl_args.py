@@ -8,7 +8,6 @@ from trl import GRPOConfig
 
 from grpo_cli.errors import RunError
 from grpo_cli.models.vision import reads_images
-from grpo_cli.models.vllm_engine import model_length
 from grpo_cli.recipe.dataset import MixtureDataset
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.runs.folder import RunFolder
@@ -100,6 +99,8 @@ def _grpo_fields(recipe: Recipe) -> dict[str, Any]:
         # TRL loads the reference model itself.
         values["model_init_kwargs"] = _model_kwargs(recipe)
     if backend == "vllm":
+        from grpo_cli.models.vllm_engine import model_length
+
         values["vllm_max_model_length"] = model_length(recipe)
     return values
 

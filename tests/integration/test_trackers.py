@@ -18,7 +18,7 @@ from transformers.integrations.integration_utils import (
 
 from grpo_cli.errors import RunError
 from grpo_cli.runs.trackers import MODULES, read_trackers
-from grpo_cli.training.callbacks import track
+from grpo_cli.training.trackers import track
 from tests.integration.conftest import Workshop
 from tests.run_folders import make_finished_run
 

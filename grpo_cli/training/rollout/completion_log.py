@@ -2,15 +2,16 @@
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from grpo_cli.environments.episode import is_clipped
 from grpo_cli.recipe.dataset import IMAGES
 from grpo_cli.rewards.contract import EPISODE, Batch, Score
 from grpo_cli.runs.metrics import append_record
-from grpo_cli.runs.thumbnails import Thumbnails
 from grpo_cli.training.rollout.rollout import Rollout, Round
 from grpo_cli.training.rollout.scoring import row_ids
+
+if TYPE_CHECKING:
+    from grpo_cli.runs.thumbnails import Thumbnails
 
 
 class CompletionLog:
@@ -24,7 +25,7 @@ class CompletionLog:
         self,
         path: Path | None,
         is_complete: Callable[[Sequence[int]], bool],
-        thumbnails: Thumbnails | None = None,
+        thumbnails: "Thumbnails | None" = None,
     ) -> None:
         """Make a log.
 
@@ -118,6 +119,8 @@ def _describe_episodes(batch: Batch, members: Sequence[int]) -> dict[str, Any]:
     records = batch.columns.get(EPISODE)
     if records is None:
         return {}
+    from grpo_cli.environments.episode import is_clipped
+
     return {
         "messages": [batch.completions[index] for index in members],
         "clipped": [is_clipped(records[index]["end"]) for index in members],

@@ -12,14 +12,16 @@ import random
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import replace
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from accelerate import PartialState
 from accelerate.utils import gather_object
 
-from grpo_cli.training.difficulty import DifficultySampler
-from grpo_cli.training.rollout.rollout import Context, Rollout, Round, Row
+from grpo_cli.training.rollout.rollout import Context, Rollout, Round, Row, own_numbers
 from grpo_cli.training.rollout.signal import Aggregation, count_tokens, measure_lengths
+
+if TYPE_CHECKING:
+    from grpo_cli.training.difficulty import DifficultySampler
 
 _STATE = "dynamic_sampling"
 """Key of the counts in the trainer's state, which every checkpoint holds."""
@@ -66,14 +68,14 @@ class DynamicSampling:
         sample: Callable[[list[Row], Context], Rollout],
         aggregation: Aggregation,
         ended: Callable[[Rollout], list[bool]],
-        difficulty: DifficultySampler | None = None,
+        difficulty: "DifficultySampler | None" = None,
     ) -> None:
         """Make a stage.
 
         Args:
             data: The training rows.
             sample: Samples and scores rows.
-            aggregation: Tells which groups have a signal.
+            aggregation: Measures what was sampled first.
             ended: Tells which completions of a rollout were not cut off.
             difficulty: Draws the fresh prompts, if the recipe has one.
         """
@@ -94,10 +96,9 @@ class DynamicSampling:
         if self._fresh is None or self._fresh.taken != before["taken"]:
             self._fresh = FreshPrompts(len(self._data), self._seed, before["taken"])
         size = rollout.context.group_size
-        silent = self._aggregation.find_silent(rollout.all_scores, size)
         groups, resampled = len(rollout.all_scores) // size, 0
-        if silent:
-            rollout, silent, resampled = self._replace(rollout, silent)
+        if rollout.silent:
+            rollout, resampled = self._replace(rollout)
         seen = before["prompts_seen"] + groups + resampled
         counts[_STATE] = {"taken": self._fresh.taken, "prompts_seen": seen}
         return replace(
@@ -106,18 +107,19 @@ class DynamicSampling:
             | {
                 "dynamic_sampling/rounds": max(len(rollout.rounds) - 1, 0),
                 "dynamic_sampling/resampled_groups": resampled,
-                "dynamic_sampling/frac_reward_zero_std": len(silent) / groups,
+                "dynamic_sampling/frac_reward_zero_std": len(rollout.silent) / groups,
                 "dynamic_sampling/prompts_seen": seen,
                 "dynamic_sampling/epochs": seen / len(self._data),
             },
         )
 
-    def _replace(self, first: Rollout, silent: list[int]) -> tuple[Rollout, list[int], int]:
-        """Return the batch, the groups that are left without signal, and how many were sampled besides."""
+    def _replace(self, first: Rollout) -> tuple[Rollout, int]:
+        """Return the batch, and how many groups were sampled besides."""
         size, processes = first.context.group_size, PartialState().num_processes
         fresh = self._difficulty or self._fresh
         used = {self._indices[row] for row in gather_object([row["row_id"] for row in first.rows])}
         batch, resampled = first.copy(), 0
+        silent = first.silent
         rounds = [Round(first, set(range(len(first.rows))))]
         # So many groups have completions that divide evenly among the processes. A generation batch does so too,
         # hence no round takes more prompts than a batch.
@@ -128,15 +130,14 @@ class DynamicSampling:
             own = own_numbers(len(prompts) * size)
             rows = [dict(self._data[prompts[number // size]]) for number in own]
             sampled = self._sample(rows, first.context)
-            without = set(self._aggregation.find_silent(sampled.all_scores, size))
-            useful = [group for group in range(len(prompts)) if group not in without]
+            useful = [group for group in range(len(prompts)) if group not in sampled.silent]
             pairs = list(zip(silent, useful, strict=False))
             silent = silent[len(pairs) :]
             resampled += len(prompts)
             learned, replaced = _move(batch, sampled, pairs)
             rounds[0].learned.difference_update(replaced)
             rounds.append(Round(sampled, learned))
-        batch.rounds = rounds
+        batch.rounds, batch.silent = rounds, silent
         batch.seconds = [
             sum(own) for own in zip(*(each.rollout.seconds for each in rounds), strict=True)
         ]
@@ -148,14 +149,7 @@ class DynamicSampling:
             | self._aggregation.measure(first.all_scores, size)
             | measure_lengths(first, self._ended(first))
         )
-        return batch, silent, resampled
-
-
-def own_numbers(completions: int) -> range:
-    """Return the numbers of this process's completions among those of all processes."""
-    state = PartialState()
-    own = completions // state.num_processes
-    return range(state.process_index * own, (state.process_index + 1) * own)
+        return batch, resampled
 
 
 def _move(

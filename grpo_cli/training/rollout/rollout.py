@@ -160,3 +160,10 @@ def make_batch(
         columns={name: [row[name] for row in rows] for name in rows[0] if name not in TEXTS},
         extra=extra,
     )
+
+
+def own_numbers(completions: int) -> range:
+    """Return the numbers of this process's completions among those of all processes."""
+    state = PartialState()
+    own = completions // state.num_processes
+    return range(state.process_index * own, (state.process_index + 1) * own)

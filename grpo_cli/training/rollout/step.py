@@ -8,21 +8,21 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from accelerate import PartialState
 from accelerate.utils import gather_object
 
 from grpo_cli.data.mixing import SOURCE
-from grpo_cli.environments.episode import episode_metrics
 from grpo_cli.training.callbacks import PhaseClock
-from grpo_cli.training.difficulty import DifficultySampler
-from grpo_cli.training.rollout.dynamic_sampling import own_numbers
-from grpo_cli.training.rollout.rollout import Context, Rollout, Row
+from grpo_cli.training.rollout.rollout import Context, Rollout, Row, own_numbers
 from grpo_cli.training.rollout.samplers import Sampler
 from grpo_cli.training.rollout.scoring import NO_REWARD, Scoring
 from grpo_cli.training.rollout.signal import Aggregation
 from grpo_cli.upstream.trl import FRAC_ZERO_STD, REWARD
+
+if TYPE_CHECKING:
+    from grpo_cli.training.difficulty import DifficultySampler
 
 
 class Stage(Protocol):
@@ -43,7 +43,7 @@ class GenerationStep:
         clock: PhaseClock,
         *,
         data: Any = None,
-        difficulty: DifficultySampler | None = None,
+        difficulty: "DifficultySampler | None" = None,
         sources: Sequence[str] = (),
     ) -> None:
         """Make a step.
@@ -78,18 +78,16 @@ class GenerationStep:
         rollout = replace(rollout, metrics=rollout.metrics | drawn)
         for stage in self.stages if context.training else ():
             rollout = stage(rollout)
-        silent = self._aggregation.find_silent(rollout.all_scores, context.group_size)
-        rollout = replace(rollout, silent=silent)
         if context.training:
             # After dynamic sampling it is that of the first sampling.
-            share = len(silent) * context.group_size / len(rollout.all_scores)
+            share = len(rollout.silent) * context.group_size / len(rollout.all_scores)
             rollout.metrics.setdefault(FRAC_ZERO_STD, share)
         if self._sources and context.training:
             rollout.metrics |= measure_sources(rollout, self._sources, self._aggregation)
         return rollout if self.log is None else self.log(rollout)
 
     def _draw(
-        self, difficulty: DifficultySampler, count: int, context: Context
+        self, difficulty: "DifficultySampler", count: int, context: Context
     ) -> tuple[list[Row], dict[str, float]]:
         """Return other rows than TRL has drawn for this process's completions, and how difficult they are."""
         size = context.group_size
@@ -117,9 +115,11 @@ class GenerationStep:
         finally:
             for future in chain.from_iterable(each.values() for each in pending):
                 future.cancel()
+        scores, size = rollout.all_scores, context.group_size
+        rollout.silent = self._aggregation.find_silent(scores, size)
         if self._difficulty is not None and context.training:
             names = self._aggregation.names
-            self._difficulty.learn(rollout.rows, rollout.all_scores, names)
+            self._difficulty.learn(rollout.rows, scores, names)
         if context.training:
             rollout.metrics |= measure_episodes(rollout)
         return rollout
@@ -138,6 +138,8 @@ def measure_episodes(rollout: Rollout) -> dict[str, float]:
     """Return the means over the episodes of all processes; nothing if a completion is one answer."""
     if rollout.episodes is None:
         return {}
+    from grpo_cli.environments.episode import episode_metrics
+
     names = set().union(*gather_object([rollout.tools]))
     return episode_metrics(gather_object([*rollout.episodes]), sorted(names))
 

@@ -9,7 +9,7 @@ import pytest
 
 from grpo_cli.environments.contract import EpisodeError
 from grpo_cli.environments.episode import Sampled, episode_metrics
-from grpo_cli.training.rollout.samplers import EpisodeSampler
+from grpo_cli.training.rollout.episodes import EpisodeSampler
 from tests.unit.environments.scripted import QWEN, Game, Script, call, play, player_of, rows_of
 
 

@@ -41,7 +41,7 @@ def open_sampler(data, **config):
             "rewards": [{"kind": "exact"}],
         }
     )
-    return build_sampler(recipe, Dataset.from_list(data))
+    return build_sampler(recipe, recipe.dataset.difficulty, Dataset.from_list(data))
 
 
 def play(sampler, data, batches, prompts=4):
