@@ -18,19 +18,3 @@ Source: TRL 1.16.0 `GRPOConfig.__post_init__` (rules), `GRPOTrainer.get_train_da
 sampling happens); transformers 5.17 `Trainer.set_initial_training_values` (steps); accelerate 1.15
 `BatchSamplerShard` (how evaluation fills its last batch).
 """
-
-from grpo_cli.batch.explanation import Misreading, derive, find_misreadings
-from grpo_cli.batch.inputs import batch_inputs
-from grpo_cli.batch.plan import BatchInputs, BatchPlan, Suggestion, as_json, plan_batch
-
-__all__ = [
-    "BatchInputs",
-    "BatchPlan",
-    "Misreading",
-    "Suggestion",
-    "as_json",
-    "batch_inputs",
-    "derive",
-    "find_misreadings",
-    "plan_batch",
-]

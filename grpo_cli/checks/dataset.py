@@ -8,7 +8,7 @@ from itertools import islice
 
 from pydantic import ValidationError
 
-from grpo_cli.batch import BatchPlan
+from grpo_cli.batch.plan import BatchPlan
 from grpo_cli.checks.contents import collect
 from grpo_cli.checks.rows import check_fixed
 from grpo_cli.data.mixing import SOURCE

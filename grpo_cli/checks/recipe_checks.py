@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from grpo_cli.batch import BatchInputs, BatchPlan, plan_batch
-from grpo_cli.batch import as_json as batch_as_json
 from grpo_cli.batch.inputs import batch_inputs
+from grpo_cli.batch.plan import BatchInputs, BatchPlan, plan_batch
+from grpo_cli.batch.plan import as_json as batch_as_json
 from grpo_cli.checks.contents import check_data, check_rewards, collect
 from grpo_cli.checks.dataset import check_difficulty, check_mixture, check_streaming, check_warmup
 from grpo_cli.checks.devices import check_devices, check_precision, settle_dtype

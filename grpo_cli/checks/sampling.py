@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
-from grpo_cli.batch import BatchPlan
+from grpo_cli.batch.plan import BatchPlan
 from grpo_cli.errors import install_extra
 from grpo_cli.issues import Issue
 from grpo_cli.machine import Hardware, is_on_cpu, resolve_num_processes

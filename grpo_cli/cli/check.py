@@ -13,7 +13,8 @@ from grpo_cli.errors import ExitCode
 from grpo_cli.units import count_noun
 
 if TYPE_CHECKING:
-    from grpo_cli.batch import BatchPlan, Misreading
+    from grpo_cli.batch.explanation import Misreading
+    from grpo_cli.batch.plan import BatchPlan
     from grpo_cli.checks.recipe_checks import CheckedRecipe
     from grpo_cli.data.preview import Preview
 
@@ -161,7 +162,8 @@ def check_batch(
     Takes the numbers from a recipe, from flags, or from both; flags win.
     """
     flags = locals()
-    from grpo_cli.batch import BatchInputs, as_json, find_misreadings
+    from grpo_cli.batch.explanation import find_misreadings
+    from grpo_cli.batch.plan import BatchInputs, as_json
     from grpo_cli.checks.arithmetic import plan_from_flags
 
     known = BatchInputs.__annotations__
@@ -178,7 +180,7 @@ def check_batch(
 
 
 def _print_batch(plan: "BatchPlan") -> None:
-    from grpo_cli.batch import derive
+    from grpo_cli.batch.explanation import derive
 
     console = stdout()
     table = Table.grid("", Column(style="dim"), "", Column(style="dim"), padding=(0, 2))

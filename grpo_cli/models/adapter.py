@@ -14,8 +14,7 @@ from grpo_cli.models.source import (
     read_config,
     resolve_source,
 )
-from grpo_cli.recipe.adapter import WEIGHTS
-from grpo_cli.recipe.model import ModelConfig
+from grpo_cli.recipe.model import ADAPTER_WEIGHTS, ModelConfig
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.runs.files import read_object, read_tensors_header
 
@@ -35,7 +34,7 @@ def check_adapter(recipe: Recipe) -> Iterator[Issue]:
         fix = "leave out `model.path`, which then is the adapter's own base"
         seen = f"the adapter was trained on {other}, and `model.path` is another model"
         yield Issue(f"{seen}: {recipe.model.path}", fix, _PATH)
-    elif fault := _find_misfit(folder / WEIGHTS, recipe.model):
+    elif fault := _find_misfit(folder / ADAPTER_WEIGHTS, recipe.model):
         yield Issue(*fault, _PATH)
     if recipe.model.adapter.reference == "base" and not recipe.setting("beta"):
         seen, fix = "has no effect without `training.beta`", "set `training.beta`, or remove it"
@@ -92,18 +91,18 @@ def fingerprint_adapter(model: ModelConfig) -> str | None:
     if model.adapter is None:
         return None
     digest = hashlib.blake2b(digest_size=16)
-    hash_samples(digest, Path(model.adapter.path) / WEIGHTS)
+    hash_samples(digest, Path(model.adapter.path) / ADAPTER_WEIGHTS)
     return digest.hexdigest()
 
 
 def _find_weights_fault(folder: Path) -> Fault | None:
-    if (folder / WEIGHTS).is_file():
-        return find_fault(folder / WEIGHTS)
+    if (folder / ADAPTER_WEIGHTS).is_file():
+        return find_fault(folder / ADAPTER_WEIGHTS)
     if not (folder / "adapter_model.bin").is_file():
-        return f"{folder} holds no {WEIGHTS}", "fetch the adapter anew"
+        return f"{folder} holds no {ADAPTER_WEIGHTS}", "fetch the adapter anew"
     load = f"PeftModel.from_pretrained(base, '{folder}').save_pretrained('{folder}')"
     fix = f"if you trust it, write it as safetensors once, with peft: {load}"
-    return f"{folder} holds adapter_model.bin, a pickle, and no {WEIGHTS}", fix
+    return f"{folder} holds adapter_model.bin, a pickle, and no {ADAPTER_WEIGHTS}", fix
 
 
 def _find_misfit(file: Path, model: ModelConfig) -> Fault | None:

@@ -39,8 +39,7 @@ from grpo_cli.models.weights import (
     check_values,
     sample_values,
 )
-from grpo_cli.recipe.adapter import CONFIG, WEIGHTS
-from grpo_cli.recipe.model import LoraConfig, ModelConfig
+from grpo_cli.recipe.model import ADAPTER_CONFIG, ADAPTER_WEIGHTS, LoraConfig, ModelConfig
 from grpo_cli.templating import bounded_environment
 from grpo_cli.upstream.transformers import replace_sandbox
 
@@ -382,13 +381,15 @@ def load_adapter(model: Any, adapter: Path, base: str, *, is_trainable: bool = F
 
     try:
         loaded = peft.PeftModel.from_pretrained(model, adapter, is_trainable=is_trainable)
-        with safe_open(adapter / WEIGHTS, "pt") as tensors:
+        with safe_open(adapter / ADAPTER_WEIGHTS, "pt") as tensors:
             held, own = set(tensors.keys()), peft.get_peft_model_state_dict(loaded).keys()
         # peft only warns, uses fresh values for what is missing, and drops what is left over.
         if missing := own - held:
             raise ValueError(f"{len(missing)} of its tensors are missing, such as {min(missing)}")
         if unused := {name for name in held - own if ".lora_" in name}:
-            message = f"{len(unused)} of its tensors belong to no module that {CONFIG} names"
+            message = (
+                f"{len(unused)} of its tensors belong to no module that {ADAPTER_CONFIG} names"
+            )
             raise ValueError(f"{message}, such as {min(unused)}")
         check_adapter_values(adapter)
         return loaded

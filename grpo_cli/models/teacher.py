@@ -10,8 +10,8 @@ from grpo_cli.issues import Issue
 from grpo_cli.models.adapter import fingerprint_adapter
 from grpo_cli.models.folder import find_fault, is_adapter, read_present_base
 from grpo_cli.models.source import check_model_data, fingerprint_model, resolve_source
-from grpo_cli.recipe.adapter import WEIGHTS, find_downloaded, find_run, name_checkpoint
-from grpo_cli.recipe.model import AdapterConfig, ModelConfig
+from grpo_cli.recipe.adapter import find_downloaded, find_run, name_checkpoint
+from grpo_cli.recipe.model import ADAPTER_WEIGHTS, AdapterConfig, ModelConfig
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.recipe.teacher import TeacherConfig
 from grpo_cli.runs.files import read_object
@@ -96,9 +96,9 @@ def check_teacher(recipe: Recipe) -> Iterator[Issue]:
         yield from (replace(each, path=_PATH) for each in error.problems)
         return
     adapter = teacher.adapter
-    if adapter is not None and not (adapter / WEIGHTS).is_file():
-        yield Issue(f"{adapter} holds no {WEIGHTS}", "name a run that has finished", _PATH)
-    elif adapter is not None and (fault := find_fault(adapter / WEIGHTS)):
+    if adapter is not None and not (adapter / ADAPTER_WEIGHTS).is_file():
+        yield Issue(f"{adapter} holds no {ADAPTER_WEIGHTS}", "name a run that has finished", _PATH)
+    elif adapter is not None and (fault := find_fault(adapter / ADAPTER_WEIGHTS)):
         yield Issue(*fault, _PATH)
     elif not (recipe.rewards or recipe.warmup or recipe.model.adapter or adapter):
         own = fingerprint_model(recipe.model)

@@ -11,7 +11,7 @@ from safetensors import safe_open
 from torch.distributed.tensor import DTensor
 
 from grpo_cli.errors import SetupError
-from grpo_cli.recipe.adapter import WEIGHTS
+from grpo_cli.recipe.model import ADAPTER_WEIGHTS
 
 
 def check_names(path: str, model: Any, missing: Iterable[str], unexpected: Iterable[str]) -> None:
@@ -91,7 +91,7 @@ def _refused_values(path: str, name: str, key: str = "model.path") -> SetupError
 
 def check_adapter_values(adapter: Path) -> None:
     """Refuse an adapter with weights that are not finite, with a `SetupError`."""
-    with safe_open(adapter / WEIGHTS, "pt") as tensors:
+    with safe_open(adapter / ADAPTER_WEIGHTS, "pt") as tensors:
         for name in sorted(tensors.keys()):
             if not tensors.get_tensor(name).isfinite().all():
                 raise _refused_values(str(adapter), name, "model.adapter")

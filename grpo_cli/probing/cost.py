@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from grpo_cli.batch import BatchPlan
+from grpo_cli.batch.plan import BatchPlan
 from grpo_cli.issues import Issue
 from grpo_cli.probing.memory import count_state_bytes
 from grpo_cli.recipe.recipe import Recipe

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import psutil  # type: ignore[import-untyped]
 
-from grpo_cli.batch import BatchPlan, plan_batch
+from grpo_cli.batch.plan import BatchPlan, plan_batch
 from grpo_cli.fast import cpu as head
 from grpo_cli.fast.graph_decoding import cached_tokens
 from grpo_cli.issues import Issue

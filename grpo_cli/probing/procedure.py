@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from grpo_cli.analysis.metrics import Metric
 from grpo_cli.analysis.samples import ScoredCompletion, score_samples
-from grpo_cli.batch import BatchPlan
+from grpo_cli.batch.plan import BatchPlan
 from grpo_cli.data.mixing import spread_rows
 from grpo_cli.errors import GrpoError, ProblemsError, RunError
 from grpo_cli.issues import Issue, Level

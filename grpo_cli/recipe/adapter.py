@@ -9,11 +9,10 @@ from typing import Any
 
 from grpo_cli.issues import Issue
 from grpo_cli.recipe.grpo_fields import LORA_VARIANTS, fields_in
-from grpo_cli.recipe.model import REWRITING_INITS, LoraConfig
+from grpo_cli.recipe.model import ADAPTER_CONFIG, ADAPTER_WEIGHTS, REWRITING_INITS, LoraConfig
 from grpo_cli.recipe.yaml_tree import Node, as_node
 
 _PATH = "model.adapter"
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _RESOLVED = "resolved.json"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 
@@ -57,7 +56,7 @@ def _find(named: Node) -> tuple[Path, dict[str, Any] | None]:
     text = written.get("path") if isinstance(written, dict) else written
     revision = written.get("revision") if isinstance(written, dict) else None
     if not isinstance(text, str) or not text:
-        fix = f"write `adapter: runs/NAME/TIME`, a folder with {CONFIG}, or a hub id"
+        fix = f"write `adapter: runs/NAME/TIME`, a folder with {ADAPTER_CONFIG}, or a hub id"
         raise _AdapterError(f"names no adapter (got {json.dumps(text)})", fix)
     path = Path(text).absolute()
     if not path.is_dir():
@@ -66,7 +65,7 @@ def _find(named: Node) -> tuple[Path, dict[str, Any] | None]:
         raise _AdapterError(f"{text} is on this machine and has no revisions", "remove `revision`")
     run = find_run(path)
     folder = path / "model" if run == path else path
-    if not (folder / CONFIG).is_file():
+    if not (folder / ADAPTER_CONFIG).is_file():
         raise _explain_none(text, path, run)
     return folder, None if run is None else _read(run / _RESOLVED).get("recipe", {}).get("model")
 
@@ -83,7 +82,7 @@ def find_downloaded(text: str, revision: str | None) -> Path | None:
     from huggingface_hub.errors import HFValidationError
 
     try:
-        cached = try_to_load_from_cache(text, CONFIG, revision=revision)
+        cached = try_to_load_from_cache(text, ADAPTER_CONFIG, revision=revision)
     except HFValidationError:
         return None
     return Path(cached).parent if isinstance(cached, str) else None
@@ -95,7 +94,7 @@ def _find_in_cache(text: str, revision: str | None) -> Path:
         return found
     what = text if revision is None else f"{text} at {revision}"
     option = "" if revision is None else f" --revision {revision}"
-    fix = f"name a finished run with `model.lora`, or a folder with {CONFIG} and {WEIGHTS}"
+    fix = f"name a finished run with `model.lora`, or a folder with {ADAPTER_CONFIG} and {ADAPTER_WEIGHTS}"
     if is_id:
         fix = f"fetch it first: hf download {text}{option}"
     raise _AdapterError(f"there is no adapter at {what}", fix)
@@ -105,7 +104,7 @@ def _explain_none(text: str, path: Path, run: Path | None) -> _AdapterError:
     """Return what a folder without an adapter is instead."""
     runs = sorted(each.parent for each in path.glob(f"*/{_RESOLVED}"))
     if runs:
-        trained = [each for each in runs if (each / "model" / CONFIG).is_file()]
+        trained = [each for each in runs if (each / "model" / ADAPTER_CONFIG).is_file()]
         return _AdapterError(
             f"{text} holds runs, and is none itself", f"name one: `{(trained or runs)[-1]}`"
         )
@@ -114,9 +113,11 @@ def _explain_none(text: str, path: Path, run: Path | None) -> _AdapterError:
         fix = f"write `path: {whole}` instead of `adapter`"
         return _AdapterError(f"{text} holds a whole model, not an adapter", fix)
     if run == path:
-        return _AdapterError(f"the run {text} has no final adapter", name_checkpoint(path, CONFIG))
-    fix = f"name a finished run with `model.lora`, or a folder with {CONFIG} and {WEIGHTS}"
-    return _AdapterError(f"{text} holds no {CONFIG}", fix)
+        return _AdapterError(
+            f"the run {text} has no final adapter", name_checkpoint(path, ADAPTER_CONFIG)
+        )
+    fix = f"name a finished run with `model.lora`, or a folder with {ADAPTER_CONFIG} and {ADAPTER_WEIGHTS}"
+    return _AdapterError(f"{text} holds no {ADAPTER_CONFIG}", fix)
 
 
 def name_checkpoint(run: Path, file: str) -> str:
@@ -136,7 +137,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _read_lora(folder: Path) -> dict[str, Any]:
-    config = {"base_model_name_or_path": None, **_read(folder / CONFIG)}
+    config = {"base_model_name_or_path": None, **_read(folder / ADAPTER_CONFIG)}
     kind, task = config.get("peft_type"), config.get("task_type")
     if kind != "LORA" or task not in ("CAUSAL_LM", None):
         seen = f"{folder} is an adapter of another kind: {kind} for {task}"
@@ -158,7 +159,9 @@ def _fill_path(model: Node, named: Node, folder: Path, base: dict[str, Any]) -> 
     """Take the model that the adapter was trained on, with what its run needed to load it."""
     path = base["path"]
     if not path:
-        raise _AdapterError(f"{folder / CONFIG} does not name the model", "name it as `model.path`")
+        raise _AdapterError(
+            f"{folder / ADAPTER_CONFIG} does not name the model", "name it as `model.path`"
+        )
     if path.startswith(("/", ".", "~")) and not Path(path).expanduser().exists():
         seen = f"{folder} was trained on {path}, which is not on this machine"
         raise _AdapterError(seen, "write where that model is now as `model.path`")

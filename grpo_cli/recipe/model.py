@@ -7,6 +7,9 @@ from pydantic_core import PydanticCustomError
 
 from grpo_cli.recipe.base import AS_PATH, Integer, Number, OpenSection, Section
 
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+"""Files of an adapter's folder."""
+
 
 def _refuse_listing(text: str) -> str:
     names = text.replace(",", " ").split()

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_cli.analysis.metrics import say_metric
-from grpo_cli.batch import derive
+from grpo_cli.batch.explanation import derive
 from grpo_cli.errors import SetupError, UsageError, install_extra
 from grpo_cli.report import packing, tables
 from grpo_cli.report.charts import build_charts, read_asset

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from transformers.utils import logging as transformers_logging
 from trl import GRPOConfig, GRPOTrainer
 
-from grpo_cli.batch import BatchInputs, BatchPlan, plan_batch
+from grpo_cli.batch.plan import BatchInputs, BatchPlan, plan_batch
 from tests.nightly import scale
 
 pytestmark = pytest.mark.slow

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_cli.batch import BatchInputs, BatchPlan, Suggestion, as_json, derive, plan_batch
+from grpo_cli.batch.explanation import derive
+from grpo_cli.batch.plan import BatchInputs, BatchPlan, Suggestion, as_json, plan_batch
 
 EXAMPLE = BatchInputs(
     per_device_train_batch_size=4,

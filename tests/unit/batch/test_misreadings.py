@@ -5,7 +5,8 @@ from dataclasses import replace
 
 from hypothesis import given
 
-from grpo_cli.batch import find_misreadings, plan_batch
+from grpo_cli.batch.explanation import find_misreadings
+from grpo_cli.batch.plan import plan_batch
 from tests.unit.test_batch import EXAMPLE, settings_of_any_kind, unhurried
 
 

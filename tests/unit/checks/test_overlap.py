@@ -2,8 +2,8 @@
 
 import pytest
 
-from grpo_cli.batch import plan_batch
 from grpo_cli.batch.inputs import batch_inputs
+from grpo_cli.batch.plan import plan_batch
 from grpo_cli.checks.contents import check_rewards
 from grpo_cli.checks.sampling import check_overlap
 from grpo_cli.recipe.loading import load_tree

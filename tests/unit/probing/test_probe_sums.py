@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from grpo_cli.analysis.samples import ScoredCompletion
-from grpo_cli.batch import BatchInputs, plan_batch
+from grpo_cli.batch.plan import BatchInputs, plan_batch
 from grpo_cli.models.counting import ModelShape
 from grpo_cli.probing import cost, signal
 from grpo_cli.probing.memory import (
