@@ -151,8 +151,7 @@ class GenerationConfig(OpenSection):
     """Number of parts, of whole groups, that a batch is sampled in: while one part is sampled, the previous one is
     scored, with the same weights. This helps if rewards wait (a judge, programs in a sandbox, a `python` function
     that is `async` or has a `timeout_s`) about as long as sampling takes, and sampling half a batch takes about
-    half as long; rewards that do not wait are scored afterwards. 1 samples everything at once; scoring then
-    overlaps only with the computation of the log-probabilities of vLLM's samples and of the reference model."""
+    half as long; rewards that do not wait are scored afterwards. 1 samples everything at once."""
     vllm: VllmConfig = VllmConfig.model_construct()
     """vLLM's settings, used if `backend` is `vllm`."""
     OURS: ClassVar[frozenset[str]] = frozenset(
