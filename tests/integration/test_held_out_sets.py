@@ -212,7 +212,7 @@ def test_episodes_that_vllm_samples_leave_the_random_state_of_the_training_alone
         sample_apart=lambda *_, **__: drawn.append((torch.rand(1).item(), numpy.random.rand())),
     )
     monkeypatch.setattr(
-        "grpo_cli.training.measurement.sample_episodes",
+        "grpo_cli.environments.player.sample_episodes",
         lambda _, rows, draw, **__: draw(rows, 1) or [],
     )
     session = SimpleNamespace(recipe=None, processes=SimpleNamespace(num_processes=1))

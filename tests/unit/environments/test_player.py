@@ -282,7 +282,7 @@ def test_training_begins_a_batch_again_whose_environments_could_not_be_reset(mon
                 raise ConnectionError("no server")
             return super().reset(row, seed)
 
-    monkeypatch.setattr("grpo_cli.training.rollout.samplers._PAUSES_S", (0.01,))
+    monkeypatch.setattr("grpo_cli.training.rollout.episodes._PAUSES_S", (0.01,))
     rollouts = EpisodeSampler(
         SimpleNamespace(processing_class=None), None, player_of((), Restarted)
     )
