@@ -111,7 +111,8 @@ def pip(command: str) -> str:
         return f"pipx runpip grpo-cli {command}"
     if (prefix / "uv-receipt.toml").is_file():
         if action == "install" and not arguments.startswith("-"):
-            return f"uv tool install{_with(arguments)} {_read_receipt()}"
+            added = "".join(f" --with {package}" for package in arguments.split())
+            return f"uv tool install{added} {_read_receipt()}"
         return f"uv pip {action} --python {python} {arguments}"
     settings = prefix / "pyvenv.cfg"
     if settings.is_file() and re.search(
@@ -125,10 +126,6 @@ def pip(command: str) -> str:
     return (
         f"{'' if first and Path(first).parent == python.parent else f'{python} -m '}pip {command}"
     )
-
-
-def _with(packages: str) -> str:
-    return "".join(f" --with {package}" for package in packages.split())
 
 
 def _read_receipt(extra: str | None = None) -> str:

@@ -53,7 +53,12 @@ def explain_loading(
     except (*refusals, SafetensorError, StrictDataclassError) as error:
         text = " ".join(str(error).split())
         offline = [(words, offline_fix, "path") for words in _UNREACHABLE]
-        found = _fix_by_type(error) or _find_fix(text, [*offline, *_FIXES, *more_fixes])
+        by_words = (
+            (fix, key)
+            for words, fix, key in (*offline, *_FIXES, *more_fixes)
+            if words.lower() in text.lower()
+        )
+        found = _fix_by_type(error) or next(by_words, None)
         if found is None and isinstance(error, OSError):
             found = "check `{section}path`", "path"
         if found is None:
@@ -75,10 +80,6 @@ def _fix_by_type(error: Exception) -> tuple[str, str] | None:
         (StrictDataclassError, "correct that value in its config.json, or fetch the file anew"),
     )
     return next(((fix, "path") for kind, fix in fixes if isinstance(error, kind)), None)
-
-
-def _find_fix(text: str, fixes: Fixes) -> tuple[str, str] | None:
-    return next(((fix, key) for words, fix, key in fixes if words.lower() in text.lower()), None)
 
 
 @contextmanager

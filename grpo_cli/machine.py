@@ -90,7 +90,7 @@ def _count_nvidia() -> int:
     sees one of these, however many it names, and no whole GPU.
     """
     # Without a driver, pynvml's thousands of definitions would be loaded for nothing.
-    if sys.platform.startswith("linux") and not _has_library("libnvidia-ml.so.1"):
+    if not has_nvidia_driver():
         return 0
     import pynvml
 
@@ -110,12 +110,12 @@ def _count_nvidia() -> int:
         pynvml.nvmlShutdown()
 
 
-def _has_library(name: str) -> bool:
+def has_nvidia_driver() -> bool:
+    """Return whether NVIDIA's driver may be here; elsewhere than on Linux, its library tells itself."""
     try:
-        ctypes.CDLL(name)
+        return not sys.platform.startswith("linux") or bool(ctypes.CDLL("libnvidia-ml.so.1"))
     except OSError:
         return False
-    return True
 
 
 def _is_divided(index: int, names: list[str] | None) -> bool:
@@ -182,18 +182,13 @@ def read_available_memory(
 ) -> tuple[int | None, bool]:
     """Return the bytes of available memory, None if unknown; and whether a container's limit decides."""
     available = _read_entry(meminfo, "MemAvailable:", unit=1024)
-    room = _read_cgroup_room(cgroup)
-    if available is not None and room is not None and room < available:
-        return room, True
-    return available, False
-
-
-def _read_cgroup_room(cgroup: Path) -> int | None:
-    """Return what a container may still take; page cache that can be dropped counts as free."""
     most, now = (_read_number(cgroup / name) for name in ("memory.max", "memory.current"))
-    if most is None or now is None:
-        return None
-    return max(most - now + (_read_entry(cgroup / "memory.stat", "inactive_file") or 0), 0)
+    if available is not None and most is not None and now is not None:
+        # Page cache that can be dropped counts as free.
+        room = max(most - now + (_read_entry(cgroup / "memory.stat", "inactive_file") or 0), 0)
+        if room < available:
+            return room, True
+    return available, False
 
 
 def _read_entry(path: Path, key: str, unit: int = 1) -> int | None:

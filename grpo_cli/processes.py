@@ -186,18 +186,17 @@ def run_in_child(function: Callable[[Progress], Result], on_progress: Progress) 
             on_progress(doing := value)
     except EOFError:
         process.join()
-        raise RunError(_describe_end(process.exitcode or 0, doing)) from None
+        code = process.exitcode or 0
+        how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
+        raise RunError(
+            f"the process that tries the recipe {how} before it had a result (last: {doing}). Fix: find what "
+            "ends it, such as `os._exit()` or a native library, and raise an error there"
+        ) from None
     finally:
         # Threads of the user's may outlive the result.
         process.kill()
         process.join()
         here.close()
-
-
-def _describe_end(code: int, doing: str) -> str:
-    how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
-    fix = "find what ends it, such as `os._exit()` or a native library, and raise an error there"
-    return f"the process that tries the recipe {how} before it had a result (last: {doing}). Fix: {fix}"
 
 
 def _answer(pipe: Any, function: Callable[[Progress], Any]) -> None:

@@ -7,16 +7,14 @@ import importlib
 import importlib.machinery
 import importlib.util
 import inspect
-import os
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
 from pathlib import Path
 from types import FrameType, ModuleType
-from typing import Any, TextIO
+from typing import Any
 
 from grpo_cli.errors import RunError, nearest
 from grpo_cli.input_files import find_fault
@@ -151,7 +149,6 @@ def package_root(path: Path) -> Path:
 
 
 def _unique_name(path: Path) -> str:
-    """Return a name for the module of a path that no other path has."""
     digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]
     return f"grpo_own_{digest}_{path.stem}"
 
@@ -181,26 +178,10 @@ def _load_module(name: str, path: Path, folders: list[str] | None = None) -> Mod
     return module
 
 
-@cache
-def _no_input() -> TextIO:
-    return open(os.devnull)
-
-
-@contextmanager
-def _empty_stdin() -> Iterator[None]:
-    """Make a module that reads standard input at its import fail; it would wait for an answer."""
-    before, sys.stdin = sys.stdin, _no_input()
-    try:
-        yield
-    finally:
-        sys.stdin = before
-
-
 def load_name(path: str) -> Any:
     """Import `file.py:name` or `module:name`, and return what it names; what the import raises passes through."""
     source, _, name = path.rpartition(":")
-    with _empty_stdin():
-        module = load_file(Path(source)) if is_file(source) else importlib.import_module(source)
+    module = load_file(Path(source)) if is_file(source) else importlib.import_module(source)
     if not hasattr(module, name):
         raise SourceError(f"{source} has no {name!r}", "define it, or name another")
     return getattr(module, name)

@@ -88,7 +88,9 @@ def build_datasets(
     if dataset.shares:
         _number_rows(trains, helds)
     rows = join([split.rows for split in (*trains, *helds)])
-    if not _has_one_style(rows):
+    kind = rows["prompt"].type
+    # Of several styles, prompts are stored encoded.
+    if not (pyarrow.types.is_string(kind) or pyarrow.types.is_list(kind)):
         named_by = SOURCE if dataset.shares else None
         check_one_style(iterate_rows(rows, ("prompt", "row_id", SOURCE)), named_by)
     table, kept = as_dataset(rows), sum(len(split.rows) for split in trains)
@@ -140,7 +142,6 @@ def _places(sizes: Sequence[int], first: int, draws: Iterable[Draw]) -> list[int
 def _read_splits(
     recipe: Recipe, dataset: SingleDataset, has_chat_template: bool
 ) -> tuple[Split, Split | None, GroupReport | None]:
-    """Return the rows to train on, those held out, and what became of groups that are scored already."""
     style = resolve_style(dataset.prompt, has_chat_template)
     has_images = recipe.dataset.has_images
     renderer = Renderer(
@@ -303,12 +304,6 @@ def _drop_long(split: Split, longest: int | None, count_tokens: CountTokens) -> 
         split.longest = max(counts)
         too_long = [place for place, count in enumerate(counts) if count > longest]
         split.rows = select_rows(rows, too_long, without=True)
-
-
-def _has_one_style(rows: pyarrow.Table) -> bool:
-    """Return whether the type of the column tells that prompts are of one kind."""
-    kind = rows["prompt"].type
-    return bool(pyarrow.types.is_string(kind) or pyarrow.types.is_list(kind))
 
 
 def check_one_style(rows: Iterable[Row], named_by: str | None = None) -> None:

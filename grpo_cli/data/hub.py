@@ -37,7 +37,10 @@ def load_split(
     else:
         with _explaining(dataset, key):
             loaded = _open_split(dataset, key)
-        rows = gather(islice(_as_stored(loaded), limit))
+        starts = range(0, len(loaded), _BATCH_ROWS)
+        blocks = (loaded.select(range(len(loaded))[at : at + _BATCH_ROWS]) for at in starts)
+        # As they are stored: images are not decoded.
+        rows = gather(islice((row for block in blocks for row in block.to_list()), limit))
     if not rows:
         seen = f"split `{getattr(dataset, key)}` of {dataset.path} is empty"
         raise recipe_error(seen, "choose another", f"dataset.{key}")
@@ -52,12 +55,6 @@ def iterate_split(dataset: HubDataset, key: str) -> Iterator[Row]:
     """
     with _explaining(dataset, key):
         yield from _open_split(dataset, key, streaming=True)
-
-
-def _as_stored(loaded: Any) -> Iterator[Row]:
-    """Yield the rows of a `Dataset`; images are not decoded."""
-    for first in range(0, len(loaded), _BATCH_ROWS):
-        yield from loaded.select(range(first, min(first + _BATCH_ROWS, len(loaded)))).to_list()
 
 
 def _open_split(dataset: HubDataset, key: str, **options: Any) -> Any:

@@ -48,9 +48,9 @@ class ImageError(Exception):
     @property
     def row_fix(self) -> str:
         """The fix for an image of a row."""
-        if self.kind == "missing":
-            return f"{self.fix}, which is relative to the file of the row, or leave the row out"
-        return f"{self.fix}, or leave the row out" if self.fix == _CONVERT else self.fix
+        where = ", which is relative to the file of the row" if self.kind == "missing" else ""
+        others = ", or leave the row out" if self.kind in ("missing", "format", "damage") else ""
+        return f"{self.fix}{where}{others}"
 
 
 def is_stored_image(value: Any) -> bool:
@@ -208,10 +208,11 @@ def _opened(image: Image) -> Iterator[Any]:
         ) from error
     except (OSError, SyntaxError, ValueError, EOFError, ArithmeticError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        fix = (
-            _CONVERT if getattr(error, "errno", None) is None else "correct the path, or its access"
+        is_damage = getattr(error, "errno", None) is None
+        kind, fix = (
+            ("damage", _CONVERT) if is_damage else ("access", "correct the path, or its access")
         )
-        raise ImageError("damage", f"cannot be read: {name}: {reason}", fix) from error
+        raise ImageError(kind, f"cannot be read: {name}: {reason}", fix) from error
 
 
 def _as_rgb(picture: Any) -> Any:
@@ -266,15 +267,17 @@ def without_images(prompt: Any) -> Any:
     if isinstance(prompt, str):
         return prompt
     return [
-        {**message, "content": [_without_image(part) for part in message["content"]]}
+        {
+            **message,
+            "content": [
+                {key: value for key, value in part.items() if key != "image"}
+                for part in message["content"]
+            ],
+        }
         if isinstance(message.get("content"), list)
         else message
         for message in prompt
     ]
-
-
-def _without_image(part: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in part.items() if key != "image"}
 
 
 def fill_images(prompt: Sequence[dict[str, Any]], images: Sequence[Any]) -> list[dict[str, Any]]:

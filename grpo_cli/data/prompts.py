@@ -58,15 +58,11 @@ def template_columns(text: str, path: str = USER) -> frozenset[str]:
     """
     if is_plain(text):
         return frozenset(_PLAIN_COLUMN.findall(text))
-    from jinja2 import TemplateSyntaxError, meta, nodes
+    from jinja2 import TemplateSyntaxError, meta
 
     sandbox = environment()
     try:
-        tree = sandbox.parse(text)
-        found = meta.find_undeclared_variables(tree)
-        if any(each.name == "self" for each in tree.find_all(nodes.Name)):
-            fix = "give the column another name under `dataset.columns`"
-            raise recipe_error("`self` is Jinja's name for the template itself", fix, path)
+        found = meta.find_undeclared_variables(sandbox.parse(text))
         return frozenset(found - sandbox.globals.keys())
     except TemplateSyntaxError as error:
         reason = (error.message or "").rstrip(".")
@@ -148,7 +144,13 @@ class Renderer:
 
         Raises `RecipeError` if a template fails on the row, or the prompt is empty or ill-formed.
         """
-        prompt = self._from_template(row, where) if self._templated else self._own(row, where)
+        if self._templated:
+            values = {**row, MARK: _HOLE} if self._has_marks else row
+            filled = render_template(self._prompt.user or "", values, where, USER)
+            is_text = self.style == "text"
+            prompt: Prompt = filled if is_text else [*self._system(row, where), _user(filled)]
+        else:
+            prompt = self._own(row, where)
         text = prompt if isinstance(prompt, str) else prompt[-1]["content"]
         is_empty = not (text.strip() if isinstance(text, str) else text)
         if is_empty and not self._may_be_empty:
@@ -175,11 +177,6 @@ class Renderer:
                 made[role] = texts
         is_whole = self._may_be_empty or all(map(str.strip, made["user"]))
         return made if is_whole else None
-
-    def _from_template(self, row: Row, where: str) -> Prompt:
-        values = {**row, MARK: _HOLE} if self._has_marks else row
-        text = render_template(self._prompt.user or "", values, where, USER)
-        return text if self.style == "text" else [*self._system(row, where), _user(text)]
 
     def _own(self, row: Row, where: str) -> Prompt:
         """Return the row's own `prompt` column: text, or messages."""
@@ -208,7 +205,6 @@ class Renderer:
     def _with_images(
         self, messages: list[dict[str, Any]], row: Row, where: str
     ) -> list[dict[str, Any]]:
-        """Return messages in parts, with one for each image of the row."""
         if not self._templated and any(_MARK_AS_TEXT in str(each["content"]) for each in messages):
             fix = "write parts: [{type: image}, {type: text, text: …}]"
             seen = f"{where} has the mark `{_MARK_AS_TEXT}` in its messages, which are no template"

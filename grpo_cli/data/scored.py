@@ -14,8 +14,6 @@ from grpo_cli.errors import recipe_error
 from grpo_cli.recipe.dataset import ScoredDataset
 
 RESPONSE, REWARD = "dataset.response", "dataset.reward"
-MOST = 1e18
-"""Largest reward: its square, which the spread of a group needs, still fits into float32."""
 
 
 @dataclass(frozen=True)
@@ -106,13 +104,7 @@ def _read_response(template: str, row: Row, where: str) -> str:
             fix = f'name the text in it, such as response: "{{{{ {name}[0].content }}}}"'
             message = f"{where} has no text in `{name}`: {show(row[name])}"
             raise recipe_error(message, fix, RESPONSE)
-    text = render_template(template, row, where, RESPONSE)
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        message = f"{where} has half a character (a lone surrogate) in its response: {error.reason}"
-        raise recipe_error(message, "correct the text in the data", RESPONSE) from error
-    return text
+    return render_template(template, row, where, RESPONSE)
 
 
 def _read_reward(row: Row, column: str, where: str) -> float:
@@ -121,9 +113,6 @@ def _read_reward(row: Row, column: str, where: str) -> float:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
         number = math.nan
-    if abs(number) > MOST:
-        message = f"{where} has a reward of {number:g}, and training computes in float32"
-        raise recipe_error(message, "scale the rewards down", REWARD)
     if not math.isfinite(number):
         seen = f"`{column}` is {show(value)}" if column in row else f"there is no `{column}`"
         fix = "name the column that holds the reward, write numbers, or leave such rows out of the data"

@@ -36,12 +36,6 @@ def find_tasks() -> dict[str, Path]:
     return _read_tasks("*.py")
 
 
-def find_task(name: str) -> Path | None:
-    """Return the source file that registers a task. Most tasks' files bear their names: those come first."""
-    quick = _read_tasks(f"{name}.py") if name.isidentifier() else {}
-    return quick.get(name) or find_tasks().get(name)
-
-
 def _read_tasks(pattern: str) -> dict[str, Path]:
     spec = importlib.util.find_spec("reasoning_gym")
     folders = spec.submodule_search_locations if spec else None
@@ -67,7 +61,10 @@ def check_task(dataset: ReasoningGymDataset) -> None:
 
     Raises `RecipeError` if reasoning-gym is not installed, or a name is unknown.
     """
-    path = find_task(dataset.task)
+    name = dataset.task
+    # Most tasks' files bear their names: those come first.
+    quick = _read_tasks(f"{name}.py") if name.isidentifier() else {}
+    path = quick.get(name) or find_tasks().get(name)
     if path is None:
         tasks = find_tasks()
         if not tasks:
@@ -83,7 +80,7 @@ def check_task(dataset: ReasoningGymDataset) -> None:
         problem
         for place, params in places.items()
         for name in params
-        if (problem := _check_param(f"{place}.{name}", name, dataset.task, _parameters(path)))
+        if (problem := _check_param(f"{place}.{name}", name, dataset.task, read_parameters(path)))
     ]
     if problems:
         raise RecipeError(problems)
@@ -100,7 +97,7 @@ def _check_param(path: str, name: str, task: str, valid: frozenset[str]) -> Issu
 
 
 @lru_cache(maxsize=8)
-def _parameters(path: Path) -> frozenset[str]:
+def read_parameters(path: Path) -> frozenset[str]:
     """Fields of the configuration class a task's file registers; empty where there is none."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     calls = (node.value for node in tree.body if isinstance(node, ast.Expr))

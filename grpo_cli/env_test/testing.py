@@ -261,7 +261,6 @@ def _count_tokens(texts: Sequence[str], processing_class: Any) -> list[int]:
 
 
 def _check_lengths(tokens: Sequence[int], recipe: Recipe) -> Iterator[Issue]:
-    """Find results that are shortened."""
     most = recipe.episode.max_result_tokens
     if over := [count for count in tokens if count > most]:
         seen = f"{most} shortens {len(over)} of {len(tokens)} results; the longest has {max(over)} tokens"
@@ -324,7 +323,9 @@ def _judge(recipe: Recipe, results: Sequence[AgentResult], trial: Trial) -> None
         seen = f"{sum(gold.failures.values())} calls of the gold fail"
         trial.report(seen, "correct the tool, or gold()", "warning")
     for each in results:
-        if each.name == GOLD or not _is_as_good(each, gold):
+        if each.name == GOLD or each.reward is None or gold.reward is None:
+            continue
+        if each.reward < gold.reward:
             continue
         if gold.ends.keys() <= _LIMITS.keys():
             limits = ", ".join(f"`{_LIMITS[end]}`" for end in gold.ends)
@@ -334,8 +335,3 @@ def _judge(recipe: Recipe, results: Sequence[AgentResult], trial: Trial) -> None
         seen = f"the agent {each.name!r} gets {each.reward:.3g} on average, and the gold {gold.reward:.3g}"
         fix = "let reward() give more for playing right, or correct gold()"
         trial.report(seen, fix, why="a model would learn to play like it")
-
-
-def _is_as_good(result: AgentResult, gold: AgentResult) -> bool:
-    known = result.reward is not None and gold.reward is not None
-    return known and result.reward >= gold.reward  # type: ignore[operator]

@@ -77,7 +77,6 @@ def _break_call(dialogue: Dialogue, name: str) -> str:
 
 
 def _encode(dialogue: Dialogue, text: str | None, most: int) -> list[int]:
-    """Return the tokens of an answer; at most so many."""
     if text is None:
         ids = dialogue.encode_text(_LOOP) or [0]
         return [token for token in ids * most if token not in dialogue.stops][:most]

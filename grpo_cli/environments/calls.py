@@ -20,7 +20,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from grpo_cli.data.images import ImageError, as_picture
-from grpo_cli.environments.contract import Environment, EpisodeError, Reward, Tool
+from grpo_cli.environments.contract import Environment, EpisodeError, Failure, Reward, Tool
 from grpo_cli.recipe.dataset import IMAGES
 from grpo_cli.rewards.scoring import as_float
 
@@ -44,6 +44,11 @@ class Outcome:
     is_late: bool = False
     """Whether it had not returned in time; it may still run."""
     seconds: float = 0.0
+
+    @property
+    def failure(self) -> Failure:
+        """How it failed; empty if it did not."""
+        return "late" if self.is_late else "failed" if self.error is not None else ""
 
     @property
     def fault(self) -> str:
@@ -81,22 +86,29 @@ def run_chains(chains: Sequence[Chain[T]], *, parallel: int, timeout_s: float) -
         except StopIteration as end:
             results[number] = end.value
 
-    _check_left()
+    _left[:] = [thread for thread in _left if thread.is_alive()]
+    if len(_left) > MOST_LEFT:
+        raise EpisodeError(
+            f"{len(_left)} calls that took too long still run. Fix: give what tools and environments wait for "
+            "(requests, processes) a time limit of its own"
+        )
     for number in range(len(chains)):
         advance(number, None)
     while waiting or running:
         while waiting and len(running) < parallel:
             number, function = waiting.popleft()
-            thread = threading.Thread(
-                target=_run, args=(function, finished), name="grpo-call", daemon=True
-            )
+            args = function, finished
+            thread = threading.Thread(target=_run, args=args, name="grpo-call", daemon=True)
             running[thread] = number, time.monotonic() + timeout_s
             thread.start()
         thread, (_, deadline) = next(iter(running.items()))  # the oldest is the first to be late
         try:
             thread, outcome = finished.get(timeout=max(deadline - time.monotonic(), 0))
         except Empty:
-            _leave_behind(thread)
+            # Python code ends at once, a call into C when it returns.
+            _left.append(thread)
+            ident = ctypes.c_ulong(thread.ident or 0)
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, ctypes.py_object(SystemExit))
             outcome = Outcome(is_late=True, seconds=timeout_s)
         if thread in running:  # or it was late
             advance(running.pop(thread)[0], outcome)
@@ -116,22 +128,9 @@ def _run(
     finished.put((threading.current_thread(), outcome))
 
 
-def _leave_behind(thread: threading.Thread) -> None:
-    """Ask a thread to end: Python code does so at once, a call into C when it returns."""
-    _left.append(thread)
-    ident = ctypes.c_ulong(thread.ident or 0)
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, ctypes.py_object(SystemExit))
-
-
-def run_calls(
-    calls: Sequence[Callable[[], Any]], *, parallel: int, timeout_s: float
-) -> list[Outcome]:
-    """Run single calls as `run_chains` does; return the outcome of each."""
-
-    def chain(call: Callable[[], Any]) -> Chain[Outcome]:
-        return (yield call)
-
-    return run_chains([chain(call) for call in calls], parallel=parallel, timeout_s=timeout_s)
+def run_call(call: Callable[[], Any]) -> Chain[Outcome]:
+    """Return a chain of a single call, which returns its outcome."""
+    return (yield call)
 
 
 def settle(value: Any, timeout_s: float | None = None) -> Any:
@@ -142,8 +141,7 @@ def settle(value: Any, timeout_s: float | None = None) -> Any:
     if not inspect.iscoroutine(value):
         return value
     with _loop_lock:
-        loop = _event_loop()
-    future = asyncio.run_coroutine_threadsafe(value, loop)
+        future = asyncio.run_coroutine_threadsafe(value, _event_loop())
     try:
         return future.result(timeout_s)
     except TimeoutError:
@@ -156,15 +154,6 @@ def _event_loop() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="grpo-async-calls", daemon=True).start()
     return loop
-
-
-def _check_left() -> None:
-    _left[:] = [thread for thread in _left if thread.is_alive()]
-    if len(_left) > MOST_LEFT:
-        raise EpisodeError(
-            f"{len(_left)} calls that took too long still run. Fix: give what tools and environments wait for "
-            "(requests, processes) a time limit of its own"
-        )
 
 
 def as_text(value: Any) -> str:
@@ -206,7 +195,12 @@ class Caller:
         """Reset an environment for a row of a recipe with this seed; return what it says first."""
         # A copy: other episodes of the row begin with it too, and an environment may change its lists.
         own = copy.deepcopy(dict(row))
-        said = environment.reset(own, _row_seed(own, seed))
+        digest = hashlib.sha256(f"{seed}:{row.get('row_id', 0)}".encode()).digest()
+        # The same for all completions of the row.
+        own_seed = row.get("seed")
+        said = environment.reset(
+            own, own_seed if isinstance(own_seed, int) else int.from_bytes(digest[:4]) >> 1
+        )
         content = self._read("" if said is None else said, "reset()")
         if said is not None and not isinstance(said, str) and not self._are_parts(said):
             raise BrokenEnvironmentError(
@@ -255,7 +249,12 @@ class Caller:
         if part["type"] == "text":
             return {**part, "text": as_text(part["text"])}
         if self.reads_images:
-            return {"type": "image", "image": _decode(part["image"], name)}
+            try:
+                return {"type": "image", "image": as_picture(part["image"])}
+            except ImageError as error:
+                fix = "return a `PIL.Image.Image`; `Image.fromarray(array)` makes one of an array"
+                seen = f"{name} returned an image that {error.seen}"
+                raise BrokenEnvironmentError(f"{seen}. Fix: {fix}") from error
         if "alt" not in part:
             raise BrokenEnvironmentError(
                 f"{name} returned an image, and the recipe has none. Fix: set `episode.images: true`, with a "
@@ -264,27 +263,9 @@ class Caller:
         return {"type": "text", "text": part["alt"]}
 
 
-def _row_seed(row: Mapping[str, Any], seed: int) -> int:
-    """Return the seed of a row's environment, the same for all completions of the row."""
-    if isinstance(row.get("seed"), int):
-        return int(row["seed"])
-    digest = hashlib.sha256(f"{seed}:{row.get('row_id', 0)}".encode()).digest()
-    return int.from_bytes(digest[:4]) >> 1
-
-
 def decode_row(row: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a row with its images, if it has some, as RGB `PIL.Image.Image`s."""
     return {**row, IMAGES: list(map(as_picture, row[IMAGES]))} if IMAGES in row else row
-
-
-def _decode(image: Any, name: str) -> Any:
-    try:
-        return as_picture(image)
-    except ImageError as error:
-        fix = "return a `PIL.Image.Image`; `Image.fromarray(array)` makes one of an array"
-        raise BrokenEnvironmentError(
-            f"{name} returned an image that {error.seen}. Fix: {fix}"
-        ) from error
 
 
 def _is_picture(value: Any) -> bool:
@@ -327,17 +308,9 @@ def _no_part(value: Any) -> BrokenEnvironmentError:
 def find_place(error: BaseException | None) -> str:
     """Return the file and line of the user's code in which an error was raised; empty if it was elsewhere."""
     frames = traceback.extract_tb(error.__traceback__) if error is not None else []
-    own = [
-        frame
-        for frame in frames
-        if not frame.filename.startswith((_OWN, sys.prefix, sys.base_prefix, "<"))
-    ]
+    others = _OWN, sys.prefix, sys.base_prefix, "<"
+    own = [each for each in frames if not each.filename.startswith(others)]
     return f"{own[-1].filename}:{own[-1].lineno}" if own else ""
-
-
-def read_reward(environment: Environment) -> Reward | None:
-    """Return an environment's reward as plain numbers."""
-    return as_reward(environment.reward())
 
 
 def as_reward(value: Any) -> Reward | None:
@@ -345,6 +318,11 @@ def as_reward(value: Any) -> Reward | None:
     if isinstance(value, Mapping):
         return {str(name): _as_number(part) for name, part in value.items()}
     return None if value is None else _as_number(value)
+
+
+def read_reward(environment: Environment) -> Reward | None:
+    """Return an environment's reward as plain numbers."""
+    return as_reward(environment.reward())
 
 
 def _as_number(value: Any) -> float:

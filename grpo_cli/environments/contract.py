@@ -6,12 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from grpo_cli.errors import RunError
 from grpo_cli.issues import Issue
 from grpo_cli.recipe.base import Section
 
+Failure = Literal["", "failed", "late", "unknown", "malformed"]
+"""How a call failed."""
 Reward = float | dict[str, float]
 """A number, or its named parts, which are added up."""
 

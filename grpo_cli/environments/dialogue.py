@@ -189,10 +189,7 @@ class Dialogue:
     def _encode(
         self, text: str, images: Sequence[Any], *, add_special_tokens: bool = False
     ) -> list[int]:
-        """Return the tokens of a text in which images have their places.
-
-        Raises `EpisodeError` if the processor refuses them.
-        """
+        """Return the tokens of a text in which images have their places."""
         if not self.reads_images:
             return self.encode_text(text)
         try:
@@ -280,7 +277,6 @@ class Dialogue:
 
 
 def _make_call(name: str, arguments: dict[str, Any]) -> Message:
-    """Return the message of a call."""
     call = {"type": "function", "function": {"name": name, "arguments": arguments}}
     return {"role": "assistant", "content": "", "tool_calls": [call]}
 

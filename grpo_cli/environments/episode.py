@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, Literal, NamedTuple, get_args
 
-from grpo_cli.environments.contract import Environment, Reward, Tool
+from grpo_cli.environments.contract import Environment, Failure, Reward, Tool
 from grpo_cli.environments.dialogue import Message
 from grpo_cli.recipe.dataset import IMAGES
 from grpo_cli.rewards.contract import EPISODE
@@ -16,7 +16,6 @@ End = Literal["answer", "done", "turns", "tokens", "cut_off", "malformed", "fail
 """Why an episode ended: an answer without a call, the environment said so, `max_turns`, `max_completion_length`,
 `max_turn_tokens`, a call that cannot be parsed (`on_malformed_call: end`), or one that failed
 (`on_tool_error: zero`, a late call that may still change its environment, or a reward that cannot be read)."""
-Failure = Literal["", "failed", "late", "unknown", "malformed"]
 
 
 class Sampled(NamedTuple):
@@ -161,7 +160,6 @@ def episode_metrics(records: Sequence[Mapping[str, Any]], tools: Sequence[str]) 
 
 
 def _mean_parts(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return the means of the named parts of environments' rewards."""
     parts = [record["reward"] for record in records if isinstance(record["reward"], Mapping)]
     names = sorted({name for each in parts for name in each})
     return {

@@ -20,7 +20,8 @@ from grpo_cli.environments.calls import (
     decode_row,
     find_place,
     read_reward,
-    run_calls,
+    run_call,
+    run_chains,
     settle,
 )
 from grpo_cli.environments.contract import (
@@ -101,7 +102,9 @@ class Trial:
         self, name: str, function: Callable[[], Any], *, limit_s: float, level: Level = "error"
     ) -> Any:
         """Call a function of the user's under a time limit; raises `_FaultError` if it failed."""
-        [outcome] = run_calls([lambda: settle(function())], parallel=1, timeout_s=limit_s)
+        [outcome] = run_chains(
+            [run_call(lambda: settle(function()))], parallel=1, timeout_s=limit_s
+        )
         if outcome.fault:
             self._report_fault(name, outcome, level)
             raise _FaultError from outcome.error

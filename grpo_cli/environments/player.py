@@ -18,10 +18,11 @@ from grpo_cli.environments.calls import (
     Chain,
     Content,
     Outcome,
+    T,
     decode_row,
     find_place,
     read_reward,
-    run_calls,
+    run_call,
     run_chains,
 )
 from grpo_cli.environments.contract import (
@@ -32,7 +33,7 @@ from grpo_cli.environments.contract import (
     find_repeated,
 )
 from grpo_cli.environments.dialogue import Answer, Dialogue, Message, append_content
-from grpo_cli.environments.episode import Episode, Failure, Sampled, Sampler, is_clipped
+from grpo_cli.environments.episode import Episode, Sampled, Sampler, is_clipped
 from grpo_cli.environments.registry import open_kind
 from grpo_cli.errors import GrpoError
 from grpo_cli.fast.completions import Completion
@@ -123,7 +124,13 @@ class Player:
         for source, when in reversed(self._sources):
             chosen |= dict.fromkeys(find_rows(when, rows), source)
         pairs = [(episodes[number], chosen[number]) for number in sorted(chosen)]
-        outcomes = self._run([partial(self._reset_one, *pair) for pair in pairs])
+
+        def reset(episode: Episode, source: EnvironmentSource) -> Content:
+            # Before the reset, so that it is closed if that fails.
+            episode.environment = source.make()
+            return self._caller.reset(episode.environment, episode.row, self._seed)
+
+        outcomes = self._run([partial(reset, *pair) for pair in pairs])
         if faults := [outcome for outcome in outcomes if outcome.fault]:
             if isinstance(faults[0].error, BrokenEnvironmentError):
                 raise faults[0].error
@@ -144,11 +151,6 @@ class Player:
                     f"a tool and the environment both offer {name!r}. Fix: rename one"
                 )
 
-    def _reset_one(self, episode: Episode, source: EnvironmentSource) -> Content:
-        # Before the reset, so that it is closed if that fails.
-        episode.environment = source.make()
-        return self._caller.reset(episode.environment, episode.row, self._seed)
-
     def close(self, episodes: Sequence[Episode]) -> None:
         """Close the environments of episodes, each once; only the first failure is printed."""
         opened = [each for each in episodes if each.environment is not None and not each.is_closed]
@@ -161,10 +163,7 @@ class Player:
             print(f"warning: an environment's close() failed: {faults[0]}", file=sys.stderr)
 
     def _read_rewards(self, episodes: Sequence[Episode]) -> None:
-        """Ask the environments for their rewards, but for episodes of which the state is not known.
-
-        Raises `EpisodeError` if none can be read, or one cannot and `on_tool_error` is `raise`.
-        """
+        """Ask the environments for their rewards, but for episodes of which the state is not known."""
         read = [each for each in episodes if each.environment is not None and each.end != "failed"]
         functions = [partial(read_reward, each.environment) for each in read if each.environment]
         outcomes = self._run(functions)
@@ -177,20 +176,18 @@ class Player:
         for episode, outcome in zip(read, outcomes, strict=True):
             episode.reward = outcome.value
             if outcome.fault:
-                episode.add_call("reward", _failure(outcome), outcome.seconds)
+                episode.add_call("reward", outcome.failure, outcome.seconds)
                 episode.end = "failed"
 
     def _run(
         self, functions: Sequence[Callable[[], Any]], timeout_s: float = RESET_S
     ) -> list[Outcome]:
-        with self._waiting():
-            return run_calls(functions, parallel=self.config.parallel, timeout_s=timeout_s)
+        return self._run_chains(list(map(run_call, functions)), timeout_s)
 
-    @contextmanager
-    def _waiting(self) -> Iterator[None]:
+    def _run_chains(self, chains: Sequence[Chain[T]], timeout_s: float) -> list[T]:
         started = time.perf_counter()
         try:
-            yield
+            return run_chains(chains, parallel=self.config.parallel, timeout_s=timeout_s)
         finally:
             self.waited_s += time.perf_counter() - started
 
@@ -225,7 +222,6 @@ class Player:
             self.close(episodes)
 
     def _room(self, episode: Episode) -> int:
-        """Return the most tokens of an episode's next answer."""
         left = self._max_tokens - len(episode.token_ids)
         return min(self.config.max_turn_tokens or left, left)
 
@@ -238,9 +234,7 @@ class Player:
         ]
         acting = [pair for pair in zip(active, answers, strict=True) if pair[0].end is None]
         chains = [self._act(*pair) for pair in acting]
-        timeout_s = self.config.tool_timeout_s
-        with self._waiting():
-            replies = run_chains(chains, parallel=self.config.parallel, timeout_s=timeout_s)
+        replies = self._run_chains(chains, self.config.tool_timeout_s)
         for (episode, _), messages in zip(acting, replies, strict=True):
             self._reply(episode, messages)
 
@@ -311,7 +305,6 @@ class Player:
         return replies
 
     def _call(self, episode: Episode, name: str, arguments: Mapping[str, Any]) -> Chain[Content]:
-        """Call a tool; return its result as the model reads it."""
         tools = {tool.name: tool for tool in episode.tools}
         if name not in tools:
             episode.add_call(name, "unknown")
@@ -325,7 +318,6 @@ class Player:
         return self._read_outcome(episode, name, outcome, may_change=is_own)
 
     def _step(self, episode: Episode, environment: Environment, answer: str) -> Chain[Content]:
-        """Give an answer to an environment that takes text; return what that says."""
         outcome = yield partial(self._caller.step, environment, answer)
         if not outcome.fault:
             outcome.value, is_done = outcome.value
@@ -339,7 +331,7 @@ class Player:
 
         A call that `may_change` the environment ends the episode if it is late: that may still happen at any time.
         """
-        failure = _failure(outcome)
+        failure = outcome.failure
         episode.add_call(name, failure, outcome.seconds)
         if isinstance(outcome.error, BrokenEnvironmentError):
             raise outcome.error
@@ -357,10 +349,6 @@ class Player:
         shortened, was_long = self.dialogue.shorten(content, self.config.max_result_tokens)
         episode.shortened += was_long
         return shortened
-
-
-def _failure(outcome: Outcome) -> Failure:
-    return "late" if outcome.is_late else "failed" if outcome.error is not None else ""
 
 
 def find_rows(when: str | None, rows: Sequence[Mapping[str, Any]]) -> set[int]:
@@ -388,12 +376,13 @@ def open_player(
     """
     with ExitStack() as stack:
         tools: list[tuple[Tool, str | None]] = []
-        sources = []
         for index, config in enumerate(recipe.tools):
-            source = _open(stack, "tools", index, config)
-            tools += [(tool, config.when) for tool in source.tools]
-        for index, config in enumerate(recipe.environment):
-            sources.append((_open(stack, "environment", index, config), config.when))
+            opened = _open(stack, "tools", index, config)
+            tools += [(tool, config.when) for tool in opened.tools]
+        sources = [
+            (_open(stack, "environment", index, config), config.when)
+            for index, config in enumerate(recipe.environment)
+        ]
         if name := find_repeated([tool for tool, _ in tools]):
             raise EpisodeError(f"two tools have the name {name!r}. Fix: rename one", "tools")
         dialogue = Dialogue(

@@ -54,6 +54,10 @@ def score_tasks(
     import lm_eval
     from jinja2 import TemplateError
 
+    own_only = all(
+        is_task_file(task) and not _GROUP.search(Path(task).read_text(encoding="utf-8"))
+        for task in tasks
+    )
     try:
         with _global_state_kept():
             outcome = lm_eval.simple_evaluate(
@@ -63,7 +67,7 @@ def score_tasks(
                 log_samples=False,
                 bootstrap_iters=_BOOTSTRAP_ITERS,
                 random_seed=seed,
-                task_manager=_open_task_manager(source, all(map(_is_self_contained, tasks))),
+                task_manager=_open_task_manager(source, own_only=own_only),
             )
     except (ConnectionError, OSError) as error:
         raise SetupError(
@@ -96,10 +100,6 @@ def _open_task_manager(source: str, own_only: bool) -> Any:
     return TaskManager(include_defaults=not own_only, metadata={"pretrained": source})
 
 
-def _is_self_contained(task: str) -> bool:
-    return is_task_file(task) and not _GROUP.search(Path(task).read_text(encoding="utf-8"))
-
-
 @contextmanager
 def _global_state_kept() -> Iterator[None]:
     """Restore the random states that lm-eval seeds; keep what it prints out of the standard output."""
@@ -120,18 +120,14 @@ def _shorten(error: Exception) -> str:
 
 def _read_scores(scores: dict[str, Any], directions: dict[str, bool | None]) -> Scores:
     """Return metric → value, standard error and direction, without the harness's own bookkeeping."""
+    numbers = {key: float(each) for key, each in scores.items() if isinstance(each, int | float)}
     return {
         key: {
-            "value": float(value),
-            "stderr": _read_stderr(scores, key),
+            "value": value,
+            "stderr": numbers.get(key.replace(",", "_stderr,")),
             "higher_is_better": directions.get(key.partition(",")[0]),
         }
-        for key, value in scores.items()
+        for key, value in numbers.items()
         # Such as `acc,none`; `alias` and `sample_len` are no metrics.
-        if "," in key and "_stderr," not in key and isinstance(value, int | float)
+        if "," in key and "_stderr," not in key
     }
-
-
-def _read_stderr(scores: dict[str, Any], key: str) -> float | None:
-    error = scores.get(key.replace(",", "_stderr,"))
-    return float(error) if isinstance(error, int | float) else None

@@ -233,7 +233,6 @@ def _from_path(name: str, path: str, recipe: Recipe) -> Subject:
 
 
 def _from_folder(name: str, folder: Path, base: ModelConfig) -> Subject:
-    """Return a folder of weights, or of an adapter on `base`."""
     folder = folder.absolute()
     refuse_sharded(folder)
     if not is_adapter(folder):

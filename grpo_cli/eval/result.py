@@ -320,7 +320,6 @@ def check_floors(
 
 
 def _resolve(name: str, metrics: Collection[str]) -> str:
-    """Return the full name of a metric."""
     if name in metrics:
         return name
     close = [full for full in metrics if full.partition("/")[0] == name]

@@ -133,9 +133,10 @@ def _run_together(
     if failure is not None:
         folder.log.unlink()
         raise failure
-    raise RunError(
-        f"the processes ended with {process.returncode}: {_cause(folder)}. Fix: see {folder.log}"
-    )
+    lines = folder.log.read_text(encoding="utf-8", errors="replace").splitlines()
+    cause = next((each.strip() for each in reversed(lines) if _CAUSE.search(each)), "")
+    why = cause or "no reason was logged"
+    raise RunError(f"the processes ended with {process.returncode}: {why}. Fix: see {folder.log}")
 
 
 def _report(request: EvalRequest, folder: EvalFolder, tell: Progress) -> None:
@@ -146,10 +147,3 @@ def _report(request: EvalRequest, folder: EvalFolder, tell: Progress) -> None:
         done = folder.count_samples(subject.name)
         if done:
             tell(subject.name, done, total)
-
-
-def _cause(folder: EvalFolder) -> str:
-    """Return the last exception in the log, or the signal that killed a process."""
-    lines = folder.log.read_text(encoding="utf-8", errors="replace").splitlines()
-    causes = [line for line in lines if _CAUSE.search(line)]
-    return causes[-1].strip() if causes else "no reason was logged"

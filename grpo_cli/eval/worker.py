@@ -23,8 +23,6 @@ from grpo_cli.runs.files import write_json
 
 @dataclass(frozen=True)
 class _Plan:
-    """What one subject is measured on."""
-
     rows: Any
     chunks: Sequence[Chunk]
     data: dict[str, Any]
@@ -87,7 +85,6 @@ def _measure_chunk(
     sample: Callable[[Any, int], Any],
     append: Callable[..., None],
 ) -> None:
-    """Sample and score the completions of a chunk of rows, and append them to the evaluation's samples."""
     from grpo_cli.analysis.samples import MetricLog, score_samples
     from grpo_cli.rewards.scoring import reward_columns
 
@@ -121,10 +118,7 @@ def _log_over_all(
 
 
 def _plan(request: EvalRequest, folder: EvalFolder) -> list[_Plan]:
-    """Return what each subject is measured on, before the first of them is loaded.
-
-    Raises `GrpoError` if a subject's tokenizer cannot be loaded, or gives other prompts than the first one's.
-    """
+    """Return what each subject is measured on, before the first of them is loaded."""
     plans: dict[str, _Plan] = {}
     keys = [subject.model.model_dump_json() for subject in request.subjects]
     for subject, key in zip(request.subjects, keys, strict=True):

@@ -41,12 +41,17 @@ def write_card(request: ExportRequest, folder: Path, result: Mapping[str, Any]) 
     recipe = request.recipe
     head, recipe_text = _read_head(request), write_yaml(recipe).strip()
     template_kwargs = recipe.setting("chat_template_kwargs")
-    text = _template().render(
+    source = resources.files("grpo_cli.exporting").joinpath("card.md.jinja").read_text("utf-8")
+    environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True)
+    environment.filters["shell"] = shlex.quote
+    config = read_object(folder / "tokenizer_config.json")
+    is_chat = bool(config.get("chat_template")) or (folder / TEMPLATE).is_file()
+    text = environment.from_string(source).render(
         title=recipe.name,
         base=_base_link(request),
         format=request.format,
         recipe=recipe,
-        messages=_example(recipe) if _has_chat_template(folder) and not request.is_text else None,
+        messages=_example(recipe) if is_chat and not request.is_text else None,
         template_kwargs=None if request.is_text else template_kwargs,
         gguf_file=next((file.name for file in folder.glob("*.gguf")), None),
         evaluation=_read_evaluation(request),
@@ -60,13 +65,6 @@ def write_card(request: ExportRequest, folder: Path, result: Mapping[str, Any]) 
         licensed=head.license is not None,
     )
     write_text(folder / "README.md", f"---\n{head.to_yaml()}\n---\n\n{text}")
-
-
-def _template() -> Any:
-    source = resources.files("grpo_cli.exporting").joinpath("card.md.jinja").read_text("utf-8")
-    environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True)
-    environment.filters["shell"] = shlex.quote
-    return environment.from_string(source)
 
 
 def _read_head(request: ExportRequest) -> ModelCardData:
@@ -91,11 +89,6 @@ def _base_link(request: ExportRequest) -> str:
     if source.kind == "hub":
         return f"[{source.location}](https://huggingface.co/{source.location})"
     return f"`{Path(source.location).name}`"
-
-
-def _has_chat_template(folder: Path) -> bool:
-    config = read_object(folder / "tokenizer_config.json")
-    return bool(config.get("chat_template")) or (folder / TEMPLATE).is_file()
 
 
 def _example(recipe: Recipe) -> list[str]:

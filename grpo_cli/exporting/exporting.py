@@ -96,7 +96,7 @@ def export(plan: ExportPlan, tell: Tell) -> dict[str, Any]:
     except OSError as error:
         raise unwritable(plan.target, error, "--to DIR") from None
     try:
-        with _whole_request(plan, tell) as whole:
+        with whole_request(plan, tell) as whole:
             request, verification = _write_checked(replace(plan, request=whole), partial, tell)
             result = _describe(request, verification)
             tell("writing the card")
@@ -124,7 +124,7 @@ def _measure_files(folder: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def _whole_request(plan: ExportPlan, tell: Tell) -> Iterator[ExportRequest]:
+def whole_request(plan: ExportPlan, tell: Tell) -> Iterator[ExportRequest]:
     """Yield the request with weights that can be loaded: shards are gathered in a temporary folder."""
     request = plan.request
     if not is_sharded(request.trained):
@@ -249,7 +249,6 @@ def _warn(request: ExportRequest) -> list[Issue]:
 
 
 def _write_companions(request: ExportRequest, folder: Path, result: dict[str, Any]) -> None:
-    """Write what belongs beside the weights: recipe, card and, for Ollama, the `Modelfile`."""
     from grpo_cli.exporting.card import write_card
 
     write_text(folder / "recipe.yaml", write_yaml(request.recipe))

@@ -296,22 +296,18 @@ def _compare_settings(
         seen = f"the export stops at tokens {sorted(stops)}, training did at {sorted(trained)}"
         issues.append(Issue(seen, _AGAIN, subject="stop tokens"))
     kwargs = request.recipe.setting("chat_template_kwargs")
-    ours, theirs = (
-        [_encode(each, asked, place, kwargs) for place in range(len(asked.prompts))]
-        for each in (processing, own)
-    )
-    if any(not _are_equal(*pair) for pair in zip(ours, theirs, strict=True)):
+    for place in range(len(asked.prompts)):
+        # Tokens, and what a processor makes of images.
+        first, second = (_encode(each, asked, place, kwargs) for each in (processing, own))
+        if first.keys() == second.keys() and all(
+            torch.equal(value, second[name]) for name, value in first.items()
+        ):
+            continue
         seen = "a prompt of the recipe has other tokens in the export"
         why = "a model answers badly to a template it was not trained with"
         issues.append(Issue(seen, _AGAIN, subject="chat template", why=why))
+        break
     return issues
-
-
-def _are_equal(first: Any, second: Any) -> bool:
-    """Return whether a model reads the same: tokens, and what a processor makes of images."""
-    return first.keys() == second.keys() and all(
-        torch.equal(value, second[name]) for name, value in first.items()
-    )
 
 
 def _check_weights(request: ExportRequest, moved: float, changed: int) -> list[Issue]:

@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,7 +43,9 @@ class _SpecialTokens(NamedTuple):
     """llama.cpp's name of the rule that splits text before the merges."""
 
 
-def materialize_gguf(path: Path, cache: Path | None = None) -> Path:
+def materialize_gguf(
+    path: Path, cache: Path | None = None, convert: Callable[[Path, Path], None] | None = None
+) -> Path:
     """Convert a GGUF file into a folder of float32 safetensors in the cache, once for each content.
 
     Safe with several processes at once: each builds in its own folder and renames it.
@@ -61,7 +64,7 @@ def materialize_gguf(path: Path, cache: Path | None = None) -> Path:
         fix = "set GRPO_CACHE to a folder that can be written"
         raise SetupError(f"cannot write to {root}: {error}. Fix: {fix}") from error
     try:
-        _convert(path, building)
+        (convert or convert_gguf)(path, building)
         _publish(building, folder)
     finally:
         shutil.rmtree(building, ignore_errors=True)
@@ -92,7 +95,7 @@ def _publish(building: Path, folder: Path) -> None:
             raise
 
 
-def _convert(path: Path, folder: Path) -> None:
+def convert_gguf(path: Path, folder: Path) -> None:
     """Write config, weights, tokenizer and generation settings of a GGUF file into `folder`."""
     try:
         with quiet_loading(), open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere):

@@ -9,8 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from grpo_cli.errors import GrpoError, SetupError, install_extra
 from grpo_cli.fast.completions import all_eos_token_ids, sample_completions
 from grpo_cli.machine import cache_folder
-from grpo_cli.models import gguf as gguf_module
-from grpo_cli.models.gguf import materialize_gguf
+from grpo_cli.models.gguf import convert_gguf, materialize_gguf
 from grpo_cli.models.loading import (
     load_model,
     load_tokenizer,
@@ -58,18 +57,17 @@ def test_converted_weights_are_the_files_own(tmp_path: Path):
 def test_a_conversion_is_reused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("GRPO_CACHE", str(tmp_path / "cache"))
     model = ModelConfig(path=str(make_tiny_gguf(tmp_path / "tiny.gguf")))
-    folder = model_folder_or_id(model)
-    assert Path(folder).parent == tmp_path / "cache" / "models"
-    monkeypatch.setattr(gguf_module, "_convert", None)
-    assert model_folder_or_id(model) == folder
+    folder = Path(model_folder_or_id(model))
+    assert folder.parent == tmp_path / "cache" / "models"
+    (folder / "made once").touch()
+    assert model_folder_or_id(model) == str(folder)
+    assert (folder / "made once").exists()
 
 
-def test_other_content_or_format_is_converted_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_other_content_is_converted_anew(tmp_path: Path):
     path, cache = tmp_path / "tiny.gguf", tmp_path / "cache"
     folders = [materialize_gguf(make_tiny_gguf(path, seed=seed), cache) for seed in (0, 1)]
-    monkeypatch.setattr(gguf_module, "_FORMAT_VERSION", -1)
-    folders.append(materialize_gguf(path, cache))
-    assert len(set(folders)) == 3
+    assert len(set(folders)) == 2
 
 
 def test_a_conversion_prints_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
@@ -87,17 +85,14 @@ def test_a_failed_conversion_leaves_nothing(tmp_path: Path):
     assert list(cache.iterdir()) == []
 
 
-def test_the_other_process_may_win(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_other_process_may_win(tmp_path: Path):
     path, cache = make_tiny_gguf(tmp_path / "tiny.gguf"), tmp_path / "cache"
-    convert = gguf_module._convert
 
     def convert_while_another_does(source: Path, building: Path) -> None:
-        convert(source, building)
-        monkeypatch.setattr(gguf_module, "_convert", convert)
+        convert_gguf(source, building)
         materialize_gguf(source, cache)
 
-    monkeypatch.setattr(gguf_module, "_convert", convert_while_another_does)
-    folder = materialize_gguf(path, cache)
+    folder = materialize_gguf(path, cache, convert_while_another_does)
     assert list(cache.iterdir()) == [folder]
     assert (folder / "model.safetensors").exists()
 

@@ -47,9 +47,6 @@ _KEY_ERROR = re.compile(r"KeyError: '(\w+)'")
 _CLOSE_S = 15.0
 """Longest a server may take to end; the client kills it after 4 s."""
 _MOST_TOOLS = 1000
-_MOST_TOOL_LENGTH = 20_000
-"""Characters of a tool's description and schema, which each prompt holds."""
-_NAME = re.compile(r"[\w./-]{1,128}", re.ASCII)
 
 
 class ServerError(EpisodeError):
@@ -123,19 +120,7 @@ class _ServerParams(Section):
         if not names:
             raise EpisodeError("the MCP server has no tools")
         offered = self.allow or [name for name in names if name not in hidden]
-        chosen = [each for each in listed if each.name in offered]
-        for tool in chosen:
-            fix = "correct the server, or list the others in `allow`"
-            if not _NAME.fullmatch(tool.name):
-                seen = f"a tool's name is {tool.name[:80]!r}; names are letters, digits and `_-./`"
-                raise EpisodeError(f"{seen}. Fix: {fix}", "allow")
-            length = len(tool.description or "") + len(json.dumps(tool.input_schema))
-            if length > _MOST_TOOL_LENGTH:
-                seen = f"description and schema of the tool {tool.name} have {length:,} characters"
-                raise EpisodeError(
-                    f"{seen}; at most {_MOST_TOOL_LENGTH:,} fit. Fix: {fix}", "allow"
-                )
-        return chosen
+        return [each for each in listed if each.name in offered]
 
     def _find_tool(self, listed: Sequence[Any], name: str, path: str) -> Any:
         tools = {each.name: each for each in listed}
@@ -315,8 +300,12 @@ class McpSession:
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> Content:
         """Call a tool; return its result: text, or parts if it has images."""
-        content: Content = settle(self._call(name, dict(arguments)))
-        return content
+        result = settle(self._ask(lambda client: client.call_tool(name, dict(arguments))))
+        if result.is_error:
+            raise ServerError(_read_content(result) or "no message")
+        if any(part.type == "image" for part in result.content):
+            return [_read_part(part) for part in result.content]
+        return _read_content(result)
 
     def make_tool(self, listed: Any) -> Tool:
         """Return a tool as the server lists it."""
@@ -331,16 +320,7 @@ class McpSession:
 
         return Tool(listed.name, {"type": "function", "function": function}, call)
 
-    async def _call(self, name: str, arguments: dict[str, Any]) -> Content:
-        result = await self._ask(lambda client: client.call_tool(name, arguments))
-        if result.is_error:
-            raise ServerError(_read_content(result) or "no message")
-        if any(part.type == "image" for part in result.content):
-            return [_read_part(part) for part in result.content]
-        return _read_content(result)
-
     async def _ask(self, question: "Callable[[Client], Coroutine[Any, Any, Any]]") -> Any:
-        """Ask the server, which is started if it is not there."""
         from mcp import MCPError
         from mcp_types import CONNECTION_CLOSED, REQUEST_TIMEOUT
 

@@ -16,8 +16,6 @@ def open_session(path: "str | None", url: "str | None", kwargs: "dict[str, Any]"
 
 
 class _LocalSession:
-    """An instance of an environment's class, in this process."""
-
     def __init__(self, path: str, kwargs: "dict[str, Any]") -> None:
         from openenv.core.env_server.serialization import serialize_observation
 
@@ -36,8 +34,6 @@ class _LocalSession:
 
 
 class _ServerSession:
-    """A session of a server that runs elsewhere."""
-
     def __init__(self, url: str) -> None:
         from openenv.core import GenericEnvClient
 

@@ -107,8 +107,11 @@ class PythonEnvironmentParams(EnvironmentParams):
     def tool_names(self) -> list[str] | None:
         """Return the methods that are tools; none of a text environment."""
         node = find_name(self.path)
-        # What a base class defines is known once it is imported.
-        return _find_tools(node) if isinstance(node, ast.ClassDef) and not node.bases else None
+        if not isinstance(node, ast.ClassDef) or node.bases:
+            return None  # what a base class defines is known once it is imported
+        methods = _definitions(node)
+        tools = [name for name in methods if name not in _OWN and not name.startswith("_")]
+        return [] if "step" in methods else tools
 
     def open(self) -> EnvironmentSource:
         """Import the class, and look at an instance."""
@@ -198,11 +201,3 @@ def _methods(owner: type) -> list[str]:
 
 def _definitions(node: ast.ClassDef) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]:
     return {each.name: each for each in node.body if isinstance(each, Function)}
-
-
-def _find_tools(node: ast.ClassDef) -> list[str]:
-    """Return the names of a class's tools; a text environment has none."""
-    methods = _definitions(node)
-    if "step" in methods:
-        return []
-    return [name for name in methods if name not in _OWN and not name.startswith("_")]

@@ -223,7 +223,6 @@ class _Session:
         self._own.append(trace.id)
 
     def _read(self, episode: Any) -> Any:
-        """Return how an episode ended."""
         errors = [*episode.errors, *(each for trace in episode.traces for each in trace.errors)]
         if self._fault or not episode.ok:
             raise RuntimeError(self._fault or (errors[-1].message if errors else "no reason given"))

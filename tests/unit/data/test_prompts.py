@@ -182,11 +182,3 @@ def test_what_needs_a_chat_template_says_so(keys, path) -> None:
     (problem,) = error.value.problems
     assert problem.path == path
     assert "model.chat_template" in problem.fix
-
-
-@pytest.mark.parametrize("text", ["{{ self }}", "{% if self %}a{% endif %}"])
-def test_jinjas_own_name_for_the_template_is_no_column(text):
-    with pytest.raises(
-        RecipeError, match=r"`self` is Jinja's name.*Fix: give the column another name"
-    ):
-        template_columns(text)

@@ -100,8 +100,6 @@ def test_long_prompts_are_dropped_with_all_their_responses(scored):
         ({"rows": [*ROWS, row("a", "x", "nan")]}, "dataset.reward", "`reward` is 'nan'"),
         ({"rows": [*ROWS, row("a", "x", "0,5")]}, "dataset.reward", "`reward` is '0,5'"),
         ({"rows": [*ROWS, row("a", "x", 10**400)]}, "dataset.reward", "has no reward"),
-        ({"rows": [*ROWS, row("a", "x", 1e30)]}, "dataset.reward", "computes in float32"),
-        ({"rows": [*ROWS, row("a", "\ud800", 1)]}, "dataset.response", "half a character"),
         (
             {"rows": [*ROWS, row("a", [{"role": "assistant", "content": "x"}], 1)]},
             "dataset.response",

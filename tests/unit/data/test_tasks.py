@@ -138,7 +138,7 @@ def test_scanning_the_sources_finds_what_importing_registers() -> None:
     assert set(find_tasks()) == set(DATASETS)
     for name, (_, config) in DATASETS.items():
         expected = set(config.__dataclass_fields__) - {"seed", "size"}
-        assert tasks._parameters(find_tasks()[name]) == expected, name
+        assert tasks.read_parameters(find_tasks()[name]) == expected, name
 
 
 def test_a_misspelt_task_is_suggested(section) -> None:

@@ -7,13 +7,17 @@ import time
 import pytest
 
 from grpo_cli.environments import calls
-from grpo_cli.environments.calls import run_calls, run_chains, settle
+from grpo_cli.environments.calls import run_call, run_chains, settle
 from grpo_cli.environments.contract import EpisodeError
+
+
+def run_all(calls, **limits):
+    return run_chains(list(map(run_call, calls)), **limits)
 
 
 def test_calls_run_side_by_side_and_those_of_a_chain_in_order():
     together = threading.Barrier(16)
-    outcomes = run_calls([lambda: together.wait(60)] * 16, parallel=16, timeout_s=60)
+    outcomes = run_all([lambda: together.wait(60)] * 16, parallel=16, timeout_s=60)
     assert sorted(outcome.value for outcome in outcomes) == list(range(16))
     running, most, order = [], [], []
 
@@ -46,7 +50,7 @@ def test_a_late_call_is_left_behind_and_asked_to_end():
         finally:
             ended.set()
 
-    late, right = run_calls([spin, lambda: 5], parallel=2, timeout_s=0.1)
+    late, right = run_all([spin, lambda: 5], parallel=2, timeout_s=0.1)
     assert (late.is_late, late.fault) == (True, "it took longer than 0.1 s")
     assert (right.value, right.fault) == (5, "")
     assert ended.wait(60)
@@ -55,10 +59,10 @@ def test_a_late_call_is_left_behind_and_asked_to_end():
 def test_a_run_with_too_many_late_calls_ends_with_advice(monkeypatch):
     monkeypatch.setattr(calls, "MOST_LEFT", 0)
     over = threading.Event()
-    (outcome,) = run_calls([lambda: over.wait(600)], parallel=1, timeout_s=0.05)
+    (outcome,) = run_all([lambda: over.wait(600)], parallel=1, timeout_s=0.05)
     assert outcome.is_late
     with pytest.raises(EpisodeError, match="calls that took too long still run"):
-        run_calls([lambda: 5], parallel=1, timeout_s=60)
+        run_all([lambda: 5], parallel=1, timeout_s=60)
     over.set()
 
 
@@ -75,8 +79,8 @@ def test_coroutines_share_a_loop_and_are_cancelled():
             cancelled.set()
             raise
 
-    run_calls([lambda: settle(note())] * 2, parallel=2, timeout_s=60)
+    run_all([lambda: settle(note())] * 2, parallel=2, timeout_s=60)
     assert loops[0] is loops[1]
-    (outcome,) = run_calls([lambda: settle(hang(), 0.05)], parallel=1, timeout_s=60)
+    (outcome,) = run_all([lambda: settle(hang(), 0.05)], parallel=1, timeout_s=60)
     assert outcome.fault.startswith("TimeoutError")
     assert cancelled.wait(60)

@@ -80,8 +80,6 @@ TOOL = {"name": "look", "inputSchema": {"type": "object", "properties": {}}}
     [
         ([TOOL] * 100, {"nextCursor": "again"}, "lists more than 1,000 tools"),
         ([], {"nextCursor": "again"}, r"no answer in 2 s \(`timeout_s`\)"),
-        ([{**TOOL, "description": "x" * 30_000}], {}, "of the tool look have 30,036 characters"),
-        ([{**TOOL, "name": "\x1b[2Jlook"}], {}, r"a tool's name is '\\x1b\[2Jlook'"),
         ([{**TOOL, "inputSchema": {"type": 12}}], {}, r"`tools\.0\.inputSchema\.type`.* not 12"),
     ],
 )

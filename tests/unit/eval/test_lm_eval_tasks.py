@@ -1,6 +1,7 @@
 """Tasks of lm-eval, with a stand-in for it; `tests/integration/test_eval_harness.py` has the real one."""
 
 import random
+import sys
 from types import ModuleType
 
 import numpy
@@ -23,8 +24,10 @@ def score(monkeypatch, evaluate):
     """Scores by a harness that asks the model by `evaluate`."""
     module = ModuleType("lm_eval")
     module.simple_evaluate = evaluate
-    monkeypatch.setitem(lm_eval_tasks.sys.modules, "lm_eval", module)
-    monkeypatch.setattr(lm_eval_tasks, "_open_task_manager", lambda *_: "manager")
+    module.tasks = ModuleType("lm_eval.tasks")
+    module.tasks.TaskManager = lambda **_: "manager"
+    monkeypatch.setitem(sys.modules, "lm_eval", module)
+    monkeypatch.setitem(sys.modules, "lm_eval.tasks", module.tasks)
     return lm_eval_tasks.score_tasks(None, ["gsm8k"], source="m", limit=5, seed=7)
 
 

@@ -68,6 +68,6 @@ def test_weights_gathered_from_shards_keep_the_template_of_the_training(tmp_path
     request = ExportRequest(run=tmp_path, recipe=recipe, trained=tmp_path, **about)
     flags = {"force": False, "verify": False, "may_refine": False, "converter": None}
     plan = ExportPlan(request, tmp_path / "out", **flags)
-    with exporting._whole_request(plan, print) as whole:
+    with exporting.whole_request(plan, print) as whole:
         assert whole.trained != tmp_path
         assert whole.tokenizer.chat_template == "trained"

@@ -134,7 +134,7 @@ def hardware_of(name: str) -> Hardware:
     with (
         mock.patch.multiple(pynvml, **driver),
         mock.patch.multiple(
-            machine, _has_library=give(True), _count_amd=give(of.amd), count_cores=give(32)
+            machine, has_nvidia_driver=give(True), _count_amd=give(of.amd), count_cores=give(32)
         ),
         mock.patch.dict(os.environ, INHERITED | of.environment, clear=True),
     ):

@@ -87,7 +87,7 @@ def driver(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
     def knows(gpus):
-        monkeypatch.setattr("grpo_cli.machine._has_library", lambda name: True)
+        monkeypatch.setattr("grpo_cli.machine.has_nvidia_driver", lambda: True)
         monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
         monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: None)
         monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: gpus)
