@@ -228,6 +228,10 @@ class ScriptModel(ScriptRows):
 
     def take_tokenizer(self, value: Value, node: ast.AST) -> None:
         """Take what is done to the tokenizer that the trainer gets."""
+        loaded, _ = self.find(value, lambda made: made.last_name == "from_pretrained")
+        if not loaded and plain(value) is not None:
+            reason = f"the tokenizer is that of `model.path`; what `{code_of(node)}` has besides is not read"
+            self.drop("GRPOTrainer.processing_class", node, reason)
         for made in self.made:
             if made.last_name == "get_chat_template" and made in reachable(value):
                 self.done.add(id(made))

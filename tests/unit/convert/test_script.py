@@ -255,6 +255,8 @@ def test_what_takes_the_trainers_model_is_named_wherever_the_model_comes_from():
         "tokenizer.decode(x)": "it prepares texts outside of the training",
         "tokenizer.decode(x) (line 5)": "it prepares texts outside of the training",
         "model.config.use_cache = False": "it is off while training",
+        "GRPOTrainer.processing_class": "the tokenizer is that of `model.path`; what `tokenizer` has "
+        "besides is not read",
     }
 
 
@@ -662,3 +664,13 @@ def test_held_out_rows_that_are_made_otherwise_are_not_called_the_same():
     )
     (reason,) = [why for key, why in reasons(convert(text)).items() if ".map(" in key]
     assert "write this into `dataset.prompt` too" in reason
+
+
+def test_a_tokenizer_of_a_function_that_is_not_read_is_named():
+    text = (
+        "from tools import load\n"
+        "GRPOTrainer('m/x', 'r/m', processing_class=load(), train_dataset=load_dataset('d/x'))"
+    )
+    assert "`load()` has besides" in reasons(convert(text))["GRPOTrainer.processing_class"]
+    loaded = text.replace("load()", "AutoTokenizer.from_pretrained('m/x')")
+    assert "GRPOTrainer.processing_class" not in reasons(convert(loaded))
