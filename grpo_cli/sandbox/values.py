@@ -69,13 +69,15 @@ def encode(value: "Any", describe: "Callable[[Any], object]") -> object:
 
 def decode(written: "Any", resolve: "Callable[..., object]") -> object:
     """Return the value that `encode` wrote; `resolve` decodes what `describe` wrote."""
-    if written is None or isinstance(written, bool | str | int | float):
+    if type(written) is not list:
         return written
     mark, *parts = written
     if mark not in _KINDS:
         return resolve(mark, *parts)
-    module, _, name = mark.rpartition(".")
-    make = _KINDS[mark][1] or getattr(__import__(module), name)
+    make = _KINDS[mark][1]
+    if make is None:
+        module, _, name = mark.rpartition(".")
+        make = getattr(__import__(module), name)
     return make(*[decode(part, resolve) for part in parts])
 
 

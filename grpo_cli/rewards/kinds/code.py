@@ -76,8 +76,8 @@ class CodeParams(RewardParams):
     Tests that can be forged: a test that asks the program to judge itself. It may take its cases from the
     program, call helpers that the program defines (HumanEval's `poly` and `encode_cyclic`), compare identity
     (`is`) with what it passed, compare a result with a list that it passed and the program changed, call special
-    methods (`a.__eq__(b)`), or run in a context manager of the program, which suppresses exceptions other than a
-    failed assertion.
+    methods (`a.__eq__(b)`), pass over calls that raise (`try: r = f(x)`, `except Exception: continue`), or run in
+    a context manager of the program, which suppresses exceptions other than a failed assertion.
 
     What tests can pass: plain data, functions (with their parameters and `__doc__`), and objects of classes that
     they define. Lists and the like that a function changes are changed in the test too, so compare with a copy:
