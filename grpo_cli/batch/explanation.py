@@ -141,7 +141,7 @@ class Misreading:
 
     @property
     def right_here(self) -> bool | None:
-        """Whether the mistake gives the right number anyway; None if unknown."""
+        """Return whether the mistake gives the right number anyway; None if unknown."""
         if self.claimed.value is None or self.actual.value is None:
             return None
         return self.claimed.value == self.actual.value

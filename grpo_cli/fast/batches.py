@@ -1,4 +1,4 @@
-"""The micro-batches of an optimizer step, made anew of the rows that are learned from."""
+"""The micro-batches of an optimizer step, repacked from the rows that are learned from."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

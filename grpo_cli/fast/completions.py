@@ -156,7 +156,7 @@ def open_sampler(
     fast: FastConfig = _FAST,
     processor: Any = None,
 ) -> Iterator[Callable[..., list[list[int]]]]:
-    """Yield a function that samples answers to prompts of token ids, each of at most so many tokens.
+    """Yield a function that samples answers to prompts of token ids, each of at most `max_new_tokens` tokens.
 
     Arguments as for `sample_completions`. With a `processor` the function takes the `images` of each prompt too.
     An answer ends where a completion does: with an end token or a stop string, if there is one.
@@ -188,7 +188,7 @@ def open_sampler(
 
 
 def check_context(tokens: int, config: Any) -> None:
-    """Check that the model reads a prompt with its answer, of so many tokens.
+    """Check that a prompt with its answer, `tokens` tokens, fits the model's context.
 
     Raises:
         RunError: It does not.

@@ -46,7 +46,7 @@ def draw_tokens(probabilities: "torch.Tensor") -> "torch.Tensor":
         `[sequences, 1] int64`.
 
     Raises:
-        RuntimeError: The probabilities are no numbers.
+        RuntimeError: The probabilities are not numbers.
     """
     import torch
 

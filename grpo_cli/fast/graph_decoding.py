@@ -167,7 +167,7 @@ class _Steps:
             an end count for nothing.
 
         Raises:
-            RuntimeError: The probabilities are no numbers.
+            RuntimeError: The probabilities are not numbers.
         """
         step: Callable[[], None] = self._step
         for done in range(1, self._room + 1):

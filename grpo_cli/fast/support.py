@@ -52,8 +52,8 @@ def unsupported_reason(model: Any, bare: Any) -> str | None:
         return tie
     if has_dropout(model):
         return (
-            "dropout draws anew for each copy of a prompt (training.disable_dropout: true ends that of "
-            "layers made for it)"
+            "dropout differs between copies of a prompt (`training.disable_dropout: true` turns off that of "
+            "dropout layers)"
         )
     return None
 

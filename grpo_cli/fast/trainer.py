@@ -89,7 +89,7 @@ class FastTrainer(GRPOTrainer):
 
     @property
     def notes_entropies(self) -> bool:
-        """Whether rows that may not be read again are sampled for learning."""
+        """True while rows that may not be read again are sampled for learning."""
         return self._fast.no_signal and bool(self.model.training)
 
     def check_loss(self, loss: torch.Tensor, inputs: Any = None) -> None:
@@ -307,7 +307,7 @@ class FastTrainer(GRPOTrainer):
         return_outputs: bool = False,
         num_items_in_batch: Any = None,
     ) -> Any:
-        """Return TRL's loss; of a micro-batch made anew, its part of the loss of the step.
+        """Return TRL's loss; of a repacked micro-batch, its part of the loss of the step.
 
         What TRL logs of a batch waits for the others of the step, or of the evaluation.
         """

@@ -222,7 +222,7 @@ def _merge(planned: Mapping[str, str], present: Mapping[str, str]) -> dict[str, 
 
 
 def set_thread_env(hardware: Hardware, local_processes: int) -> None:
-    """Have this process compute with the threads of one of so many workers; call before torch is imported."""
+    """Limit this process to the threads of one of `local_processes` workers; call before torch is imported."""
     planned = _plan_cpu_environment(hardware, local_processes)
     threads = {name: planned[name] for name in (_THREADS, _SPIN) if name in planned}
     os.environ.update(_merge(threads, os.environ))

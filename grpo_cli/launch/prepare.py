@@ -80,7 +80,7 @@ class PreparedRun:
 
     @property
     def is_new(self) -> bool:
-        """Whether nothing was trained in the folder yet."""
+        """Return whether nothing was trained in the folder yet."""
         return not (self.finished or self.anew or self.resumption)
 
 
@@ -255,6 +255,6 @@ class _Resuming:
             if config.kind == PythonParams.kind:
                 params = PythonParams.model_validate(config.params)
                 if names := params.lost_state():
-                    text = f"{params.source} changes {', '.join(names)}, which no checkpoint holds: it starts anew"
+                    text = f"{params.source} changes {', '.join(names)}, which no checkpoint holds: it starts over"
                     fix = f"give {params.function} state_dict() and load_state_dict()"
                     self.reporter.say(f"{text}. Fix: {fix}", "warning")

@@ -72,7 +72,7 @@ class ServerPlan:
 
     @property
     def health(self) -> str:
-        """What answers when the model is loaded."""
+        """The URL that answers once the model is loaded."""
         return f"{self.root}/health"
 
     def command_line(self) -> str:

@@ -228,14 +228,14 @@ class _Display:
         self._view = self._reporter.view(self._prepared.folder, from_now=resumed)
 
     def stopping(self) -> None:
-        """Say that a stop has been asked for."""
+        """Report that a stop was requested."""
         if self._view is not None:
             self._attempt(self._view.stopping)
             if self._prepared.recipe.has_episodes:
                 self.tell(_describe_wait(self._prepared.recipe.episode))
 
     def tell(self, text: str) -> None:
-        """Say what a person should know now."""
+        """Report what a person should know now."""
         if self._view is not None:
             self._attempt(self._view.tell, text)
         else:

@@ -134,7 +134,7 @@ class AtomicCheckpoints(_Mixin):
 
     @property
     def is_done(self) -> bool:
-        """Whether no step is left: the last one was done, or early stopping has ended the training."""
+        """True if no step is left: the last one was done, or early stopping ended the training."""
         stopping = self._early_stopping
         stopped = stopping is not None and (
             stopping.early_stopping_patience_counter >= stopping.early_stopping_patience

@@ -23,7 +23,7 @@ from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.rewards.building import right_answers
 
 _EASY, _HARD = 0.8, 0.2
-"""Estimated shares of right answers from which on prompts are logged as easy or hard; pools have their own."""
+"""Estimated shares of right answers at which prompts are logged as easy or hard; pools have their own."""
 _ROUNDING = 1e-5
 _NEWEST, _NEWEST_OF_ALIKE = 0.5, 0.1
 """Weights of the newest group in moving means: of a prompt, and (after some groups) of prompts that are alike."""
@@ -81,7 +81,7 @@ class DifficultySampler:
         """Begin with no prompt drawn.
 
         Args:
-            data: The training data. In a mixture a prompt has as many rows as it comes up in an epoch.
+            data: The training data. In a mixture a prompt has one row for each time that it is drawn in an epoch.
         """
         self._seed = seed
         rows = torch.tensor(data["row_id"][:])
@@ -103,7 +103,7 @@ class DifficultySampler:
         return int(self._drawn.sum())
 
     def take(self, count: int, avoid: Set[int] = frozenset()) -> list[int]:
-        """Return rows with so many different prompts, none of the rows to `avoid` while there are others."""
+        """Return rows with `count` different prompts, none of the rows to `avoid` while there are others."""
         ranks = self._rank(count)
         avoided = [self._prompt_of[place].item() for place in avoid]
         ranks[avoided] -= ranks.max() - ranks.min() + 1
@@ -238,7 +238,7 @@ class _SuccessSampler(DifficultySampler):
         return ranks
 
     def _keep_pools(self, config: PoolsDifficulty, ranks: torch.Tensor, count: int) -> None:
-        """Have as many easy and hard prompts drawn first as their shares ask for, and the others of them last."""
+        """Order prompts so that the easy and hard pools keep their shares; put the surplus last."""
         success, known = self._estimates.all(), self._estimates.known()
         far = ranks.max() - ranks.min() + 1
         pools = [
@@ -309,7 +309,7 @@ def _number(values: Iterable[str]) -> torch.Tensor:
 
 
 def _check_scores(name: str, right: float, shares: torch.Tensor) -> None:
-    """Refuse scores above that of a right answer: they are no shares."""
+    """Refuse scores above that of a right answer: they are not shares."""
     highest = shares.nan_to_num(0.0).max().item()
     if highest > 1 + _ROUNDING:
         raise RunError(

@@ -209,7 +209,7 @@ def log_in_main_process(
 
 
 def _measure_lengths(completions: Sequence[ScoredCompletion]) -> Metrics:
-    """Return what TRL logs of the lengths of a batch; of no completion that ended, it gives 0."""
+    """Return what TRL logs of the lengths of a batch; if no completion ended, it gives 0."""
     lengths = [each.tokens for each in completions]
     ended = [each.tokens for each in completions if not each.clipped] or [0]
     return {

@@ -311,6 +311,6 @@ def section_of(recipe: Recipe) -> WarmupConfig:
 
 
 def report_progress(session: Session, detail: str) -> None:
-    """Say how far the warm-up is; raise `Stopped` if a stop is requested."""
+    """Report the progress of the warm-up; raise `Stopped` if a stop is requested."""
     session.heartbeat.beat()
     session.report(WARMING, detail=detail)

@@ -66,7 +66,7 @@ class HeldOutSets(TrainerCallback):
     def on_step_end(
         self, args: Any, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """Have the trainer evaluate if a set is due."""
+        """Let the trainer evaluate if a set is due."""
         self._due = self._find_due(state)
         self.only_these = bool(self._due) and not control.should_evaluate
         control.should_evaluate = control.should_evaluate or bool(self._due)

@@ -51,9 +51,9 @@ class ImageFields:
         self._of_episodes = None
 
     def mark_padded(self, fields: dict[str, Any]) -> None:
-        """Have TRL slice images that are padded for each row by rows.
+        """Make TRL slice images that are padded for each row by rows.
 
-        TRL (1.16) slices them by images if there are as many images as rows, which may be by chance.
+        TRL (1.16) slices them by images if images and rows are equal in number, which may be by chance.
         """
         if self._pads and fields.get("num_images") is not None:
             fields["num_images"] = [0] * len(fields["num_images"])

@@ -12,7 +12,7 @@ from grpo_cli.upstream import replaced
 
 
 def reference_on(device: torch.device | None) -> AbstractContextManager[None]:
-    """Have TRL read the reference model to a device too: with several processes its `device_map` is None."""
+    """Make TRL read the reference model to a device too: with several processes its `device_map` is None."""
     read = grpo_trainer.create_model_from_path
 
     def read_to_device(path: str, **options: Any) -> Any:
@@ -43,7 +43,7 @@ class SyncAdapterCallback(SyncRefModelCallback):
 
 
 def sync_adapter(trainer: Any) -> ParameterList:
-    """Have the reference of a trainer with an adapter follow it; return the reference."""
+    """Make the reference of a trainer with an adapter follow that adapter; return the reference."""
     callback = SyncAdapterCallback(trainer.accelerator.unwrap_model(trainer.model))
     trainer.add_callback(callback)
     reference: ParameterList = callback.ref_model

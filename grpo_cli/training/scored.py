@@ -53,7 +53,7 @@ class ReplaySampler:
         self._seed = seed
         self._empty = [eos_token_id], [0], math.nan
         self._groups = {group.row: group for group in groups}
-        # A slot that is empty on purpose is no reason for a warning.
+        # A slot that is empty on purpose deserves no warning.
         logging.getLogger("trl.trainer.grpo_trainer").addFilter(
             lambda record: "All reward functions returned None" not in record.getMessage()
         )

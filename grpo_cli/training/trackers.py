@@ -66,7 +66,7 @@ def _guard(callback: TrainerCallback, name: str, folder: RunFolder) -> None:
 
 
 def _record_failure(folder: RunFolder, name: str, why: str) -> None:
-    """Have the command warn at the end of the run."""
+    """Record a failure, of which the command warns at the end of the run."""
     print(f"warning: {name} {why}", file=sys.stderr, flush=True)
     failures = {name: why, **read_trackers(folder, "failures")}
     # A full disk may be why the tracker failed.

@@ -260,7 +260,7 @@ class RunTrainer(ExactResume, FastTrainer):
 
     @property
     def forced(self) -> bool:  # type: ignore[override]
-        """Whether to resume even if the checkpoint lacks a reward's state."""
+        """True to resume even if the checkpoint lacks a reward's state."""
         return self.parts.forced
 
     @property

@@ -148,7 +148,7 @@ class RunClient(VLLMClient):
                     pass
 
     def load_adapter(self, folder: Path) -> bool:
-        """Have the server sample with the adapter in a folder; return whether it takes adapters.
+        """Load the adapter in a folder into the server; return whether it takes adapters.
 
         The name stays the same: one for each step would stay in the server's tables and metrics. It is unloaded
         before, as `load_inplace` would have the server read the folder for every request (vllm pull 41482).

@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 @contextmanager
 def linked_vllm(session: Session) -> Iterator[None]:
-    """Have TRL make a `RunGeneration` and a `RunClient` inside."""
+    """Make TRL use a `RunGeneration` and a `RunClient` inside."""
     folder = session.folder.sent_weights
     # An attempt that was killed may have left an adapter.
     shutil.rmtree(folder, ignore_errors=True)
@@ -100,7 +100,7 @@ def _build_engine(
 
 @contextmanager
 def _explained_refusal() -> Iterator[None]:
-    """Say what to do if vLLM takes no adapters for the model, or none for these modules."""
+    """Report what to do if vLLM takes no adapters for the model, or none for these modules."""
     try:
         yield
     except ValueError as error:
@@ -197,7 +197,7 @@ class RunGeneration(VLLMGeneration):
         return bool(takes_adapter)
 
     def _send_adapter(self) -> bool:
-        """Have vLLM load the adapter; return whether it does."""
+        """Load the adapter into vLLM; return whether it takes adapters."""
         self.link.watch.note("nothing: the adapter is gathered")
         tensors = read_adapter(self.model, self._dist.gather_params)
         self._num_adapters += 1
@@ -253,7 +253,7 @@ class RunGeneration(VLLMGeneration):
 
     @property
     def _stop_params(self) -> dict[str, Any]:
-        """What the recipe says of stop strings, which end a completion wherever it is sampled."""
+        """vLLM's parameters for the recipe's stop strings, which end a completion wherever it is sampled."""
         return stop_params(self.generation_kwargs.get("stop", ()))
 
     def check_read(self, prompt_ids: list[list[int]]) -> None:
@@ -276,7 +276,7 @@ class RunGeneration(VLLMGeneration):
 
     @contextmanager
     def _without_image_tokens(self) -> Iterator[None]:
-        """Have no token sampled that stands for images, if prompts may hold some."""
+        """Forbid sampling of image placeholder tokens, if prompts may hold images."""
         if not self._reads_images:
             yield
             return
@@ -287,7 +287,7 @@ class RunGeneration(VLLMGeneration):
 
     @contextmanager
     def _asking_for_adapter(self) -> Iterator[None]:
-        """Have an engine in this process sample with its adapter; a server is asked for it by its name."""
+        """Make an engine in this process sample with its adapter; a server is asked for it by its name."""
         if self._adapter is None:
             yield
             return
@@ -322,7 +322,7 @@ class RunGeneration(VLLMGeneration):
         return list(completions)
 
     def _reconnected(self) -> bool:
-        """Whether the server was lost, and is back without the weights; the main process tells all others."""
+        """Return whether the server was lost and came back without the weights; process 0 tells the others."""
         if self.mode != "server":
             return False
         lost = self._ask_main(lambda client: client.lost)

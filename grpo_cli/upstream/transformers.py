@@ -87,7 +87,7 @@ def requests_ending(is_end: Callable[[list[int]], bool]) -> Iterator[None]:
                 request.status = requests.RequestStatus.FINISHED
             return ends
 
-    # Requests that are begun anew if memory runs out are made in their own file.
+    # Requests that are restarted if memory runs out are made in their own file.
     with (
         replaced(continuous_api, RequestState=EndingRequest),
         replaced(requests, RequestState=EndingRequest),

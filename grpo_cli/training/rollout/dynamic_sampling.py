@@ -4,7 +4,7 @@ As many fresh prompts are sampled as there are such groups, on all processes ali
 have a signal take the places. Groups left without after the last round stay.
 
 Source: DAPO (Yu et al. 2025, arXiv:2503.14476), section 3.2. There whole batches are sampled until enough groups
-have a signal; here as many prompts as are needed, and at most `max_resample` times.
+have a signal; here only the prompts that are needed, and at most `max_resample` times.
 """
 
 import math

@@ -60,7 +60,7 @@ class Scoring:
 
     @property
     def names(self) -> list[str]:
-        """What the columns of scores are called."""
+        """The names of the columns of scores."""
         return [reward.name for reward in self._rewards] or [NO_REWARD]
 
     def split(self, rows: int, context: Context) -> list[slice]:
