@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from grpo_cli.data.mixing import SOURCE
 from grpo_cli.recipe.dataset import IMAGES
-from grpo_cli.rewards.contract import EPISODE, Batch
+from grpo_cli.rewards.contract import EPISODE, Batch, Gold
 from grpo_cli.rewards.scoring import Reward, as_float, weighted_sum
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def _as_scored(
                 reasons={name: score.reason for name, score in named.items() if score.reason},
                 failed=[name for name, score in named.items() if score.failed and not score.late],
                 late=[name for name, score in named.items() if score.late],
-                answers={each.name: each.params.vote(completion.text) for each in judges},
+                answers={each.name: _vote(each, batch, place, completion.text) for each in judges},
                 total=weighted_sum(weights, [score.value for score in scores]),
                 messages=completion.messages,
                 episode=completion.episode,
@@ -169,6 +169,12 @@ def _as_scored(
             )
         )
     return scored
+
+
+def _vote(reward: Reward, batch: Batch, row: int, text: str) -> str | None:
+    """Return a completion's answer in one spelling; None if it has none, or the row no gold answer."""
+    gold = reward.params.gold(batch, row)
+    return gold.vote(text) if isinstance(gold, Gold) else None
 
 
 def batch_of_scored(

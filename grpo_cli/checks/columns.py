@@ -9,6 +9,7 @@ from grpo_cli.data.rows import Row
 from grpo_cli.errors import nearest
 from grpo_cli.issues import Issue
 from grpo_cli.recipe.dataset import IMAGES
+from grpo_cli.rewards.contract import RewardParams
 
 DATA = {"training": "data", "evaluation": "evaluation data"}
 ADDED = frozenset({"prompt", "row_id"})
@@ -34,7 +35,9 @@ def check_needed_columns(
     }
     for path, params in kinds.items():
         who = f"the {'reward' if path.startswith('rewards') else 'environment'} needs"
-        for name in () if path.startswith("tools") else params.required_columns():
+        of_reward = isinstance(params, RewardParams)
+        needed = params.columns().required if of_reward else params.required_columns()
+        for name in () if path.startswith("tools") else needed:
             if name not in available:
                 issue = missing_column(name, available - ADDED, path, who, inner=inner.get(name))
                 if path.startswith("environment") and available - ADDED == {"seed"}:

@@ -49,7 +49,7 @@ from grpo_cli.recipe.loading import LoadedRecipe
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.recipe.rewards import RewardConfig
 from grpo_cli.rewards.building import name_rewards
-from grpo_cli.rewards.contract import EPISODE, Batch, RewardContext, RewardParams
+from grpo_cli.rewards.contract import EPISODE, Batch, Gold, RewardContext, RewardParams, gold_column
 from grpo_cli.rewards.registry import find_kind, kind_names
 from grpo_cli.rewards.scoring import Condition, clip_score
 from grpo_cli.templating import is_unreadable
@@ -164,7 +164,7 @@ def check_rewards(loaded: LoadedRecipe, problems: list[Issue]) -> dict[int, Rewa
 
 def _check_range(config: RewardConfig, params: RewardParams, path: str) -> Iterator[Issue]:
     """Find rewards whose parameters or `clip` leave a single score."""
-    low, high = params.score_range()
+    low, high = params.details().range
     if clip_score(low, config.clip) == clip_score(high, config.clip):
         clip = f"with `clip: {list(config.clip)}` " if config.clip else ""
         yield Issue(
@@ -455,14 +455,16 @@ def _check_golds(
     """
     for index, config in enumerate(loaded.recipe.rewards if loaded.recipe else ()):
         reward = params.get(index)
-        if reward is None or set(reward.required_columns()) - batch.columns.keys():
+        if reward is None or set(reward.columns().required) - batch.columns.keys():
             continue
         try:
             rows = _applying(Condition(config.condition) if config.condition else None, batch)
         except RewardError:
             continue  # `_check_conditions` tells
-        faults = {row: fault for row in rows if (fault := reward.gold_fault(batch, row))}
-        key, column = reward.gold_source() or ("", "")
+        golds = {row: reward.gold(batch, row) for row in rows}
+        issues = {row: g.issue if isinstance(g, Gold) else g for row, g in golds.items()}
+        faults = {row: issue for row, issue in issues.items() if issue}
+        key, column = gold_column(reward)
         if faults and column in lacking:
             own = frozenset(name for name in batch.columns if name not in lacking | ADDED)
             seen = (
@@ -477,6 +479,6 @@ def _check_golds(
             count = f"all {len(rows)}" if every else f"{len(faults)} of the {len(rows)}"
             where = f"{batch.row_name(row)}; so it is in {count} {rows_name} looked at"
             # A gold that can be read after all is right if it is written alike.
-            level: Level = fault.level if not every or reward.has_gold(batch, row) else "error"
+            level: Level = fault.level if not every or isinstance(golds[row], Gold) else "error"
             path, seen = f"rewards.{index}.{fault.path}", f"{fault.seen} ({where})"
             yield replace(fault, seen=seen, path=path, level=level)

@@ -190,7 +190,7 @@ def _range_of(config: RewardConfig) -> tuple[float, float]:
     if kind is not None and config.kind not in ("python", "environment"):
         # Another check reports wrong parameters.
         with suppress(ValidationError):
-            low, high = kind.model_validate(config.params).score_range()
+            low, high = kind.model_validate(config.params).details().range
     return clip_score(low, config.clip), clip_score(high, config.clip)
 
 

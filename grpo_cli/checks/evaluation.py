@@ -115,7 +115,7 @@ def check_min_delta(recipe: Recipe, params: Mapping[int, RewardParams]) -> Itera
             abs(each.weight) * (clip_score(high, each.clip) - clip_score(low, each.clip))
             for each, (low, high) in zip(
                 recipe.rewards,
-                (params[index].score_range() for index in range(len(params))),
+                (params[index].details().range for index in range(len(params))),
                 strict=True,
             )
             if each.weight

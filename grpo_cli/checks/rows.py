@@ -15,7 +15,7 @@ from grpo_cli.issues import Issue, Level
 from grpo_cli.recipe.dataset import ReasoningGymDataset, SingleDataset
 from grpo_cli.recipe.loading import LoadedRecipe
 from grpo_cli.recipe.recipe import Recipe
-from grpo_cli.rewards.contract import RewardParams
+from grpo_cli.rewards.contract import RewardParams, gold_column
 
 _ASKED = {"boxed": "\\boxed", "hashes": "####", "answer_tag": "<answer>"}
 """How a prompt asks for an answer in each place that `extract` names."""
@@ -139,7 +139,7 @@ def check_empty(
         # A Python function may well take empty values, and a condition may leave such rows out.
         if index not in params or config.kind == "python" or config.when:
             continue
-        for name in params[index].required_columns():
+        for name in params[index].columns().required:
             column = dataset.columns.get(name)
             key = column.from_ if column else name
             is_there = key.partition(".")[0] in train.columns
@@ -165,7 +165,7 @@ def check_shown_golds(dataset: SingleDataset, params: dict[int, RewardParams]) -
     for key, text in find_templates(dataset):
         named = template_columns(text) if is_plain(text) else frozenset[str]()
         for reward in params.values():
-            column = (reward.gold_source() or ("", ""))[1]
+            column = gold_column(reward)[1]
             origin = dataset.columns[column].from_ if column in dataset.columns else column
             copies = {name for name in named if _copied_from(dataset, name) == origin}
             if shown := sorted(named & {column}) or sorted(copies):

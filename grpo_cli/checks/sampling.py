@@ -355,7 +355,7 @@ def check_overlap(
     path, parts = "generation.sampling_parts", recipe.generation.sampling_parts
     groups = (plan.prompts_per_generation_batch or parts) / plan.num_processes
     waits = any(
-        params[place].waits(limited=entry.timeout_s is not None)
+        params[place].details().waits or entry.timeout_s is not None
         for place, entry in enumerate(recipe.rewards)
         if place in params
     )

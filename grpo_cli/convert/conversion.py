@@ -162,7 +162,7 @@ def _name_columns(report: KeyReport, checked: CheckedRecipe) -> None:
     """Add the columns that the rewards read to the example of what makes prompts of rows."""
     available = (checked.preview.columns if checked.preview else None) or ()
     params = check_rewards(checked.loaded, []).values()
-    read = dict.fromkeys(name for each in params for name in each.required_columns())
+    read = dict.fromkeys(name for each in params for name in each.columns().required)
     first, *others = [name for name in read if name not in available] or [""]
     first = "answer" if not read and "rewards" in report.to_do else first
     text = report.to_do.get("dataset.prompt", "")

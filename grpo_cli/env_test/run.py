@@ -82,7 +82,7 @@ def _load_tokenizer(recipe: Recipe) -> tuple[Any, Sequence[int]]:
 
 def _scorer(rewards: Sequence[Reward], *, reads_images: bool) -> Totals:
     """Return what gives episodes the sum of the recipe's rewards, without those that cost seconds or money."""
-    cheap = [reward for reward in rewards if not reward.params.costly]
+    cheap = [reward for reward in rewards if not reward.meta.costly]
 
     def score(episodes: Sequence[Episode]) -> list[float | None]:
         names = [name for name in episodes[0].row if name != "prompt"]

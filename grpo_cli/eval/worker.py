@@ -94,7 +94,7 @@ def _measure_chunk(
     seconds = time.perf_counter() - started
     log = MetricLog()
     scored = score_samples(rewards, reward_columns(rows, rewards), sampled, chunk.seed, log)
-    reads_tokens = any(reward.params.reads_tokens() for reward in rewards)
+    reads_tokens = any(reward.meta.reads_tokens for reward in rewards)
     ids = [each.token_ids for group in sampled for each in group] if reads_tokens else None
     append(seconds, scored, logged_by=log.rewards, token_ids=ids)
 

@@ -260,7 +260,7 @@ def check_opening(
     inside = f"a thought\n</{tag}>"
     inside += "" if tag == "answer" else "\n<answer>\nan answer\n</answer>"
     for index, reward in enumerate(rewards):
-        if reward.params.costly or reward.params.needs_episode:
+        if reward.meta.costly or reward.meta.needs_episode:
             continue
         texts = (inside, f"<{tag}>\n{inside}")
         without, written = (_score(reward, row, text, encode(text)) for text in texts)

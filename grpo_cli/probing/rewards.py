@@ -73,7 +73,7 @@ def check_rewards(session: "Session", *, costly: bool) -> None:
         session.add(_score_group(session, own, places))
         try:
             session.add(_check_opening(session))
-            if costly or not any(reward.params.costly for reward in rewards):
+            if costly or not any(reward.meta.costly for reward in rewards):
                 _try_rewards(session, None if costly else _QUICK_S)
         except (RewardError, HangError) as error:
             if isinstance(error, DescribedError) and error.row_id is not None:
@@ -211,7 +211,7 @@ def _write_answers(
 ) -> list[str]:
     """Return plain answers to a row; the first has what the row's columns tell the rewards."""
     row = session.data.train[place]
-    names = [name for reward in rewards for name in reward.params.named_columns()]
+    names = [name for reward in rewards for name in reward.params.columns().named]
     cells = [str(row[name]) for name in names if isinstance(row.get(name), str | int | float)]
     short = [cell for cell in cells if 0 < len(cell) <= LONGEST_GOLD]
     # No other answer holds what the first one does.
@@ -261,7 +261,7 @@ def _check_opening(session: "Session") -> Iterable[Issue]:
 
 
 def _try_rewards(session: "Session", budget_s: float | None) -> None:
-    if all(reward.params.needs_episode for reward in session.rewards):
+    if all(reward.meta.needs_episode for reward in session.rewards):
         return
     trial = try_rewards(
         session.rewards,

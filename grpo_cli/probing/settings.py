@@ -29,7 +29,7 @@ def find_risks(recipe: Recipe, num_processes: int, gpus: int) -> Iterator[Issue]
     yield from _check_sampling(recipe)
     for index, reward in enumerate(recipe.rewards):
         params = find_kind(reward.kind)
-        judges = params is not None and params.right_answer is not None
+        judges = params is not None and params.meta.right_answer is not None
         if reward.weight < 0 and judges and reward.kind != "contains":
             seen, fix = (
                 f"`{reward.kind}` has weight {reward.weight:g}",

@@ -3,14 +3,12 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import mean, median
-from typing import TYPE_CHECKING, Any
 
 from grpo_cli.issues import Issue, Level
-from grpo_cli.rewards.contract import Score, suggest_extraction, text_of
+from grpo_cli.reward_test.table import Encode, Scores, Table
+from grpo_cli.rewards.contract import Score, gold_column, text_of
+from grpo_cli.rewards.gold import suggest_extraction
 from grpo_cli.rewards.scoring import Condition, clip_score
-
-if TYPE_CHECKING:
-    from grpo_cli.reward_test.testing import Encode, Scores, Table
 
 MOST_UNREADABLE = 0.01
 """Share of golds that may be unreadable before it is an error."""
@@ -43,7 +41,7 @@ _EMPTY = ("empty", "repetition")
 """Answers that say nothing."""
 
 
-def check_rows(table: "Table") -> Iterator[Issue]:
+def check_rows(table: Table) -> Iterator[Issue]:
     """Check all rows of the data, without an answer to any."""
     yield from _check_coverage(table)
     for index, reward in enumerate(table.rewards):
@@ -63,7 +61,7 @@ def check_rows(table: "Table") -> Iterator[Issue]:
 
 
 def unmet_condition(
-    condition: Condition, columns: Mapping[str, Sequence[Any]], rows: int, path: str
+    condition: Condition, columns: Mapping[str, Sequence[object]], rows: int, path: str
 ) -> Issue:
     """Return the issue of a `when` that holds for no row."""
     values = {
@@ -76,19 +74,18 @@ def unmet_condition(
     return Issue(seen, "correct it, or leave it out", path, level="warning", subject="`when`")
 
 
-def unreadable_share(table: "Table", index: int) -> float:
+def unreadable_share(table: Table, index: int) -> float:
     """Return the share of the rows a reward applies to whose gold it cannot read."""
     return len(table.unreadable(index)) / max(len(table.applying(index)), 1)
 
 
-def check_golds(table: "Table", index: int) -> Iterator[Issue]:
+def check_golds(table: Table, index: int) -> Iterator[Issue]:
     """Find golds that cannot be read; their rows teach nothing about the answer."""
     rows, params = table.unreadable(index), table.rewards[index].params
-    source = params.gold_source()
-    if not rows or source is None:
+    _, column = gold_column(params)
+    if not rows or not column:
         return
-    fault = params.gold_fault(table.unanswered, rows[0])
-    column = source[1]
+    fault = table.gold_issue(index, rows[0])
     yield Issue(
         f"the gold cannot be read in {_count(len(rows), len(table.applying(index)))}, the first in "
         f"{table.row_name(rows[0])}: {table.row(rows[0]).get(column)!r:.80}{_name_more(table, rows)}; there the "
@@ -99,17 +96,17 @@ def check_golds(table: "Table", index: int) -> Iterator[Issue]:
     )
 
 
-def _name_more(table: "Table", rows: Sequence[int]) -> str:
+def _name_more(table: Table, rows: Sequence[int]) -> str:
     """Return the names of the rows after the first, so that all can be mended at once."""
     names = [table.row_name(row) for row in rows[1 : 1 + _VALUES]]
     rest = f" and {len(rows) - 1 - _VALUES:,} more" if len(rows) > 1 + _VALUES else ""
     return f" (also {', '.join(names)}{rest})" if names else ""
 
 
-def _check_gold_length(table: "Table", index: int) -> Iterator[Issue]:
+def _check_gold_length(table: Table, index: int) -> Iterator[Issue]:
     params, golds = table.rewards[index].params, table.golds(index)
-    source = params.gold_source()
-    if source is None or not params.repeats_gold or not golds:
+    parameter, column = gold_column(params)
+    if not column or not params.meta.repeats_gold or not golds:
         return
     length = median(map(len, golds.values()))
     lines = median(len(gold.splitlines()) for gold in golds.values())
@@ -119,20 +116,20 @@ def _check_gold_length(table: "Table", index: int) -> Iterator[Issue]:
             f"the golds are long (median {length:,.0f} characters, {lines:.0f} lines; "
             f"{table.row_name(row)}: {first!r:.80}), and only an answer that repeats all "
             "of its gold counts as right",
-            f"if they are whole solutions, {suggest_extraction(source[1])}",
-            path=f"rewards.{index}.{source[0]}",
+            f"if they are whole solutions, {suggest_extraction(column)}",
+            path=f"rewards.{index}.{parameter}",
             level="warning",
         )
 
 
-def check_gold_fits(table: "Table", encode: "Encode | None", limit: int) -> Iterator[Issue]:
+def check_gold_fits(table: Table, encode: Encode | None, limit: int) -> Iterator[Issue]:
     """Find golds that no completion of `limit` tokens can repeat."""
     for index in table.judges if encode else ():
         params = table.rewards[index].params
         lengths = {row: len(encode(gold)) for row, gold in table.golds(index).items() if encode}
         over = [row for row, length in lengths.items() if length > limit]
-        if params.repeats_gold and len(over) > FEW_ODD * len(lengths):
-            column = (params.gold_source() or ("", "answer"))[1]
+        if params.meta.repeats_gold and len(over) > FEW_ODD * len(lengths):
+            column = gold_column(params)[1]
             yield Issue(
                 f"in {_count(len(over), len(lengths))} the gold has more tokens than `max_completion_length: "
                 f"{limit}` allows, so no completion can be right; the first is {table.row_name(over[0])} with "
@@ -144,7 +141,7 @@ def check_gold_fits(table: "Table", encode: "Encode | None", limit: int) -> Iter
             )
 
 
-def _check_same_prompts(table: "Table", index: int) -> Iterator[Issue]:
+def _check_same_prompts(table: Table, index: int) -> Iterator[Issue]:
     """Find rows that ask the same and have different golds."""
     golds = table.golds(index)
     rows_of: dict[str, list[int]] = {}
@@ -167,7 +164,7 @@ def _check_same_prompts(table: "Table", index: int) -> Iterator[Issue]:
         )
 
 
-def _check_coverage(table: "Table") -> Iterator[Issue]:
+def _check_coverage(table: Table) -> Iterator[Issue]:
     total = len(table.prompts)
     covered = {row for index in range(len(table.rewards)) for row in table.applying(index)}
     left = [row for row in range(total) if row not in covered]
@@ -185,7 +182,7 @@ def _check_coverage(table: "Table") -> Iterator[Issue]:
 
 
 def check_scores(
-    table: "Table", scored: "Mapping[str, Scores]", degenerate: Level = "error"
+    table: Table, scored: Mapping[str, Scores], degenerate: Level = "error"
 ) -> Iterator[Issue]:
     """Find golds that do not win, answers that deserve nothing and win, and rewards that never change.
 
@@ -217,11 +214,11 @@ def check_scores(
         yield from check_failures(table, index, scores)
 
 
-def check_gold(table: "Table", gold: "Scores") -> Iterator[Issue]:
+def check_gold(table: Table, gold: Scores) -> Iterator[Issue]:
     """Find golds that their own reward does not count as right."""
     for index in table.judges:
         reward = table.rewards[index]
-        best = reward.params.right_answer
+        best = reward.meta.right_answer
         own = {row: scores[index] for row, scores in gold.items() if table.owners[row] == index}
         wrong = [
             row
@@ -240,7 +237,7 @@ def check_gold(table: "Table", gold: "Scores") -> Iterator[Issue]:
             )
 
 
-def _check_columns(table: "Table", scored: "Mapping[str, Scores]") -> Iterator[Issue]:
+def _check_columns(table: Table, scored: Mapping[str, Scores]) -> Iterator[Issue]:
     """Find answers without content that get more than the right ones that a column seems to hold."""
     totals = {name: mean(map(table.total, each.values())) for name, each in scored.items() if each}
     columns = [f"column {name}" for name in GOLD_COLUMNS if f"column {name}" in totals]
@@ -260,7 +257,7 @@ def _check_columns(table: "Table", scored: "Mapping[str, Scores]") -> Iterator[I
 
 
 def _check_without_gold(
-    table: "Table", scored: "Mapping[str, Scores]", level: Level
+    table: Table, scored: Mapping[str, Scores], level: Level
 ) -> Iterator[Issue]:
     """Find an empty or a repeated answer that gets more than every answer that says something."""
     totals = {name: mean(map(table.total, each.values())) for name, each in scored.items() if each}
@@ -285,9 +282,7 @@ def _check_without_gold(
     )
 
 
-def _check_degenerate(
-    table: "Table", name: str, scores: "Scores", gold: "Scores"
-) -> Iterator[Issue]:
+def _check_degenerate(table: Table, name: str, scores: Scores, gold: Scores) -> Iterator[Issue]:
     shown = _SHOWN.get(name, name)
     rows = [row for row in scores if row in gold]
     # Rewards without weight only measure.
@@ -301,7 +296,7 @@ def _check_degenerate(
                 path="rewards",
             )
     for index in table.judges:
-        right = table.rewards[index].params.right_answer
+        right = table.rewards[index].meta.right_answer
         values = {row: each[index].value for row, each in scores.items()}
         applying = {row: value for row, value in values.items() if value is not None}
         hacked = [row for row, value in applying.items() if value == right]
@@ -316,7 +311,7 @@ def _check_degenerate(
             )
 
 
-def _check_balance(table: "Table", scored: "Mapping[str, Scores]") -> Iterator[Issue]:
+def _check_balance(table: Table, scored: Mapping[str, Scores]) -> Iterator[Issue]:
     """Find rewards beside which a right answer hardly counts."""
     # A repetition has as many words as there are tokens: longer than nearly all completions.
     rows = [row for name, each in scored.items() if name != "repetition" for row in each.values()]
@@ -337,9 +332,9 @@ def _check_balance(table: "Table", scored: "Mapping[str, Scores]") -> Iterator[I
             )
 
 
-def _check_variety(table: "Table", index: int, scores: list[Score]) -> Iterator[Issue]:
+def _check_variety(table: Table, index: int, scores: list[Score]) -> Iterator[Issue]:
     reward, values = table.rewards[index], {score.value for score in scores}
-    if reward.params.needs_episode or any(score.failed for score in scores):
+    if reward.meta.needs_episode or any(score.failed for score in scores):
         return
     level: Level = "warning"
     if values == {None}:
@@ -359,7 +354,7 @@ def _check_variety(table: "Table", index: int, scores: list[Score]) -> Iterator[
             message = (
                 "gives 0 to the answers tried: none is right, as the data has no right ones to try"
             )
-        if fault := reward.params.gold_fault(table.unanswered, table.applying(index)[0]):
+        if fault := table.gold_issue(index, table.applying(index)[0]):
             level, message, fix = (
                 fault.level,
                 f"gives 0 to the answers tried: {fault.seen}",
@@ -374,7 +369,7 @@ def _check_variety(table: "Table", index: int, scores: list[Score]) -> Iterator[
     yield Issue(f"`{reward.name}` {message}", fix, path=f"rewards.{index}", level=level)
 
 
-def check_failures(table: "Table", index: int, scores: list[Score]) -> Iterator[Issue]:
+def check_failures(table: Table, index: int, scores: list[Score]) -> Iterator[Issue]:
     """Find failures that `on_error` forgives, and scores of time limits: both would go unseen."""
     reward, failed = table.rewards[index], [score for score in scores if score.failed]
     if failed:

@@ -9,7 +9,8 @@ from grpo_cli.environments.episode import add_empty_records
 from grpo_cli.errors import UsageError
 from grpo_cli.models.source import read_source_template
 from grpo_cli.recipe.recipe import Recipe
-from grpo_cli.reward_test.testing import Encode, Progress, RewardTestResult, try_rewards
+from grpo_cli.reward_test.table import Encode, Progress
+from grpo_cli.reward_test.testing import RewardTestResult, try_rewards
 from grpo_cli.rewards.building import build_rewards
 from grpo_cli.rewards.context import reward_context
 
@@ -53,7 +54,7 @@ def try_recipe(
         rows_of_epoch = checked.preview.train_rows if checked.preview else None
         context = reward_context(recipe, train_rows=rows_of_epoch)
         rewards = build_rewards(recipe.rewards, context)
-    if all(reward.params.needs_episode for reward in rewards):
+    if all(reward.meta.needs_episode for reward in rewards):
         raise UsageError(
             "there is nothing to test: the rewards score whole episodes, not answers. "
             "Fix: use `grpo env test`, which plays some without a model"
@@ -62,7 +63,7 @@ def try_recipe(
         rewards,
         data,
         longest=recipe.generation.max_completion_length,
-        encode=_load_encoder(recipe) if any(r.params.reads_tokens() for r in rewards) else None,
+        encode=_load_encoder(recipe) if any(r.meta.reads_tokens for r in rewards) else None,
         rows=rows,
         answers=answers,
         on_progress=on_progress,

@@ -1,28 +1,18 @@
 """Rewards tried on made-up answers to rows of the data: does the gold win, and does anything else?"""
 
-import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from decimal import Decimal, InvalidOperation
-from functools import cached_property
 from typing import Any
 
 from grpo_cli.errors import UsageError
 from grpo_cli.issues import Issue, Level
 from grpo_cli.reward_test import findings
-from grpo_cli.rewards.contract import Batch, RewardParams, Score, text_of
-from grpo_cli.rewards.pool import count_workers
-from grpo_cli.rewards.scoring import Reward, clip_score, reward_columns, weighted_sum
+from grpo_cli.reward_test.table import Answers, Encode, Progress, Scores, Table, TooSlowError
+from grpo_cli.rewards.contract import text_of
+from grpo_cli.rewards.scoring import Reward, reward_columns
 from grpo_cli.templating import environment
 from grpo_cli.units import spread
-
-Progress = Callable[[str], None]
-Encode = Callable[[str], Sequence[int]]
-"""Token ids of a completion."""
-Answers = Mapping[int, str]
-"""An answer to each of some rows."""
-Scores = Mapping[int, Sequence[Score]]
-"""Each reward's score of the answer to a row."""
 
 ROWS = 200
 """Rows tried, spread evenly over the data."""
@@ -119,7 +109,7 @@ class RewardTestResult:
 
 
 def _usual_rows(rewards: Sequence[Reward], budget_s: float | None) -> int:
-    if any(reward.params.costly for reward in rewards):
+    if any(reward.meta.costly for reward in rewards):
         return COSTLY_ROWS
     return ROWS if budget_s is None else QUICK_ROWS
 
@@ -187,7 +177,7 @@ def try_rewards(
 
 
 def _report_unfinished(
-    table: "Table", gold: Scores, error: "TooSlowError", recipe: str
+    table: Table, gold: Scores, error: TooSlowError, recipe: str
 ) -> Iterable[Issue]:
     yield from findings.check_gold(table, gold)
     for index, scores in enumerate(table.scores):
@@ -201,7 +191,7 @@ def _report_unfinished(
     )
 
 
-def _choose_forms(table: "Table") -> dict[int, str]:
+def _choose_forms(table: Table) -> dict[int, str]:
     """Return for each reward whose gold answers some row the form in which it scores best."""
     golds: dict[int, dict[int, str]] = {}
     for row, owner in table.owners.items():
@@ -209,12 +199,12 @@ def _choose_forms(table: "Table") -> dict[int, str]:
     return {index: _best_form(table, index, each) for index, each in golds.items()}
 
 
-def _best_form(table: "Table", index: int, golds: Answers, skip: Collection[int] = ()) -> str:
+def _best_form(table: Table, index: int, golds: Answers, skip: Collection[int] = ()) -> str:
     best, best_value = "", (float("-inf"), 0.0)
     few = dict(list(golds.items())[:FORM_ROWS])
     # A program already stands in a block of its own.
     fenced = "```" in next(iter(few.values()))
-    costly = {at for at, reward in enumerate(table.rewards) if reward.params.costly}
+    costly = {at for at, reward in enumerate(table.rewards) if reward.meta.costly}
     for name, template in FORMS.items():
         if fenced and name not in _FRAMED:
             continue
@@ -235,7 +225,7 @@ def _write(template: str, golds: Answers) -> dict[int, str]:
 
 
 def _make_candidates(
-    table: "Table", forms: Mapping[int, str], answers: Sequence[str], longest: int
+    table: Table, forms: Mapping[int, str], answers: Sequence[str], longest: int
 ) -> dict[str, Answers]:
     """Return every kind of answer that is tried, by name."""
     candidates: dict[str, Answers] = {}
@@ -297,14 +287,14 @@ def _render_answer(template: str, row: Mapping[str, Any]) -> str:
         ) from error
 
 
-def _column_answers(table: "Table", scored: Mapping[str, Scores]) -> Iterable[tuple[str, Answers]]:
+def _column_answers(table: Table, scored: Mapping[str, Scores]) -> Iterable[tuple[str, Answers]]:
     """Yield answers from the columns that a reward's function names, if it scored all others the same.
 
     Columns that hold the right answer by their names are tried if no reward declares a gold.
     """
     for index, reward in enumerate(table.rewards):
         values = {scores[index].value for each in scored.values() for scores in each.values()}
-        columns = [each for each in reward.params.named_columns() if each in table.columns]
+        columns = [each for each in reward.params.columns().named if each in table.columns]
         if len(values) > 1:
             columns = (
                 []
@@ -322,7 +312,7 @@ def _column_answers(table: "Table", scored: Mapping[str, Scores]) -> Iterable[tu
                 yield f"column {column}", _write(FORMS[form], golds)
 
 
-def _summarize(table: "Table", name: str, texts: Answers, scored: Scores) -> CandidateResult:
+def _summarize(table: Table, name: str, texts: Answers, scored: Scores) -> CandidateResult:
     return CandidateResult(
         name=name,
         rows=len(scored),
@@ -342,135 +332,3 @@ def _summarize(table: "Table", name: str, texts: Answers, scored: Scores) -> Can
 def _mean(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
-
-
-class TooSlowError(Exception):
-    """The rewards take longer than they may."""
-
-
-class Table:
-    """Rows of the data, and rewards to score answers to them."""
-
-    def __init__(
-        self,
-        rewards: Sequence[Reward],
-        columns: dict[str, list[Any]],
-        encode: Encode | None,
-        on_progress: Progress,
-        budget_s: float | None = None,
-    ) -> None:
-        self.rewards = rewards
-        self.columns = dict(columns)
-        self.prompts = self.columns.pop("prompt")
-        self.judges = [
-            index
-            for index, reward in enumerate(rewards)
-            if type(reward.params).gold is not RewardParams.gold
-        ]
-        self.seconds = [0.0] * len(rewards)
-        self.completions = [0] * len(rewards)
-        self.scores: list[list[Score]] = [[] for _ in rewards]
-        self._budget_s = budget_s
-        self._encode = encode
-        self._on_progress = on_progress
-        self._golds: dict[int, dict[int, str]] = {}
-        self.unanswered = Batch(self.prompts, [""] * len(self.prompts), columns=self.columns)
-
-    def row(self, row: int) -> dict[str, Any]:
-        """Return a row's columns."""
-        return {name: values[row] for name, values in self.columns.items()}
-
-    def row_name(self, row: int) -> str:
-        """Return what messages call a row."""
-        return self.unanswered.row_name(row)
-
-    def applying(self, index: int) -> list[int]:
-        """Return the rows that a reward's `when` holds on."""
-        condition = self.rewards[index].condition
-        rows = range(len(self.prompts))
-        return [row for row in rows if condition is None or condition.holds(self.unanswered, row)]
-
-    def golds(self, index: int) -> dict[int, str]:
-        """Return the golds that a reward reads, by row."""
-        if index not in self._golds:
-            params = self.rewards[index].params
-            golds = {row: params.gold(self.unanswered, row) for row in self.applying(index)}
-            self._golds[index] = {row: gold for row, gold in golds.items() if gold is not None}
-        return self._golds[index]
-
-    def unreadable(self, index: int) -> list[int]:
-        """Return the rows to which a reward should apply, and whose gold it cannot read."""
-        golds = self.golds(index)
-        return [row for row in self.applying(index) if row not in golds]
-
-    @cached_property
-    def owners(self) -> dict[int, int]:
-        """For each row with a gold, the first reward that reads it."""
-        owners = {row: index for index in reversed(self.judges) for row in self.golds(index)}
-        return dict(sorted(owners.items()))
-
-    def score(
-        self, texts: Answers, what: str, *, skip: Collection[int] = ()
-    ) -> dict[int, list[Score]]:
-        """Return every reward's score of the answer to each row; none of rewards in `skip`.
-
-        Raises:
-            TooSlowError: The rewards take longer than they may.
-        """
-        rows, written = list(texts), list(texts.values())
-        taken = self.unanswered.take(rows)
-        chat = bool(rows) and not isinstance(taken.prompts[0], str)
-        messages = [[{"role": "assistant", "content": text}] for text in written]
-        batch = replace(
-            taken,
-            completions=messages if chat else written,
-            completion_ids=[self._encode(text) for text in written] if self._encode else None,
-            positions=None,
-        )
-        skipped = {*skip, *(n for n, each in enumerate(self.rewards) if each.params.needs_episode)}
-        by_reward = [
-            [Score(None)] * len(rows) if index in skipped else self._score_one(index, batch, what)
-            for index in range(len(self.rewards))
-        ]
-        return dict(zip(rows, map(list, zip(*by_reward, strict=True)), strict=True))
-
-    def _score_one(self, index: int, batch: Batch, what: str) -> list[Score]:
-        reward = self.rewards[index]
-        self._on_progress(f"scoring {what} with {reward.name}")
-        size = len(batch.completions)
-        if size and not self.completions[index] and not reward.params.costly:
-            # The first call, of each process that scores, loads what the others use.
-            reward.score(batch.take(range(min(size, count_workers()))))
-        self._check_budget()
-        started = time.perf_counter()
-        scores = reward.score(batch)
-        self.scores[index] += scores
-        self.seconds[index] += time.perf_counter() - started
-        self.completions[index] += size
-        return scores
-
-    def _check_budget(self) -> None:
-        if self._budget_s is not None and sum(self.seconds) > self._budget_s:
-            index = max(range(len(self.rewards)), key=lambda index: self.seconds[index])
-            each = f"{self.seconds_each(index):.2g} s a completion"
-            raise TooSlowError(f"`{self.rewards[index].name}` takes {each}")
-
-    def seconds_each(self, index: int) -> float:
-        """Return the seconds that a reward takes for a completion, the first one left out."""
-        return self.seconds[index] / max(self.completions[index], 1)
-
-    def total(self, scores: Sequence[Score]) -> float:
-        """Return the weighted sum; 0 if no reward applies."""
-        weights = [reward.weight for reward in self.rewards]
-        return weighted_sum(weights, [score.value for score in scores]) or 0.0
-
-    def is_best(self, scores: Sequence[Score]) -> bool:
-        """Return whether every reward gave its highest score; False if one has none that is known."""
-        pairs = zip(self.rewards, scores, strict=True)
-        return all(
-            score.value is not None
-            and (best := reward.params.right_answer or reward.params.highest) is not None
-            and reward.weight > 0
-            and score.value >= clip_score(best, reward.clip)
-            for reward, score in pairs
-        )

@@ -1,5 +1,6 @@
 """From a recipe's list to rewards that score: names, parameters, and time limits."""
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from grpo_cli.recipe.rewards import RewardConfig
 from grpo_cli.rewards.contract import (
     Batch,
     DescribedError,
+    Meta,
     RewardContext,
     RewardParams,
     Score,
@@ -50,9 +52,9 @@ def build_rewards(configs: Sequence[RewardConfig], context: RewardContext) -> li
     rewards = []
     for index, (config, name) in enumerate(zip(configs, name_rewards(configs), strict=True)):
         # Of plain values, so that another process can build the same reward.
-        build = partial(_build_reward, config, name, context, f"rewards.{index}")
+        build = partial(_build_reward, config, name, context, f"rewards.{index}", is_checked=True)
         try:
-            reward = build()
+            reward = build(is_checked=False)
             limit = _time_limit(config, reward)
             if limit is not None:
                 reward = replace(reward, scorer=_LimitedScorer(reward, build, limit, pool))
@@ -81,10 +83,11 @@ def right_answers(configs: Sequence[RewardConfig], named: str | None) -> dict[st
 
 def _best_answer(config: RewardConfig) -> float | None:
     params = find_kind(config.kind)
-    best = params.right_answer if params else None
+    meta = params.meta if params else Meta()
     if config.accuracy:
-        return best or (params.highest if params else None) or 1.0
-    return best if config.accuracy is None else None
+        highest = meta.range[1]
+        return meta.right_answer or (highest if math.isfinite(highest) else 0) or 1.0
+    return meta.right_answer if config.accuracy is None else None
 
 
 def _right_score(config: RewardConfig, best: float | None) -> float | None:
@@ -108,7 +111,10 @@ def name_rewards(configs: Sequence[RewardConfig]) -> list[str]:
     names = []
     for config in configs:
         params = find_kind(config.kind)
-        default = params.default_name(config.params) if params else config.kind
+        function = str(config.params.get(params.meta.named_by if params else "", "")).rpartition(
+            ":"
+        )[2]
+        default = function if function.isidentifier() else config.kind
         default = f"{default}_{config.source}" if config.source else default
         name, number = config.name or default, 2
         while config.name is None and name in taken:
@@ -118,10 +124,13 @@ def name_rewards(configs: Sequence[RewardConfig]) -> list[str]:
     return names
 
 
-def _build_reward(config: RewardConfig, name: str, context: RewardContext, path: str) -> Reward:
+def _build_reward(
+    config: RewardConfig, name: str, context: RewardContext, path: str, *, is_checked: bool
+) -> Reward:
     params = _read_params(config, name)
     try:
-        params.refuse(context)
+        if not is_checked:
+            refuse(params, context)
         scorer = params.build(context)
     except (RewardError, SetupError) as error:
         raise type(error)(f"reward {name!r} ({config.kind}): {error}", error.path) from error
@@ -138,12 +147,20 @@ def _build_reward(config: RewardConfig, name: str, context: RewardContext, path:
         on_error=config.on_error,
         clip=config.clip,
         condition=Condition(config.condition) if config.condition else None,
-        waits=params.waits(limited=config.timeout_s is not None),
+        waits=params.details().waits or config.timeout_s is not None,
         right_answer=_right_score(config, _best_answer(config)),
         reads=config.reads,
         path=path,
         trainer_state=context.trainer_state(),
     )
+
+
+def refuse(params: RewardParams, context: RewardContext) -> None:
+    """Raise the first error of `problems`: a `SetupError` for a missing package, else a `RewardError`."""
+    for issue in params.problems(context):
+        if issue.level == "error":
+            error = SetupError if issue.package else RewardError
+            raise error(str(issue), issue.path)
 
 
 def _read_params(config: RewardConfig, name: str) -> RewardParams:
@@ -164,7 +181,7 @@ def _read_params(config: RewardConfig, name: str) -> RewardParams:
 def _time_limit(config: RewardConfig, reward: Reward) -> TimeLimit | None:
     limit = reward.params.time_limit()
     if config.timeout_s is not None:
-        limit = TimeLimit(config.timeout_s, limit.late_score if limit else None)
+        limit = (limit or TimeLimit(0))._replace(seconds=config.timeout_s)
     if limit is not None and has_state(reward):
         raise RewardError(
             f"reward {reward.name!r} has a state, and `timeout_s` scores in several processes that would have one "
@@ -184,7 +201,7 @@ class _LimitedScorer:
     pool: "WorkerPool"
 
     def __call__(self, batch: Batch) -> list[Score | Exception]:
-        easy = self.reward.params.score_easily
+        easy = self.limit.score_easily
         results: list[Any] = [easy(batch, row) for row in range(len(batch.completions))]
         hard = [row for row, score in enumerate(results) if score is None]
         name = self.reward.name
@@ -236,7 +253,7 @@ def _worker_reward(name: str, build: Callable[[], Reward]) -> Reward:
 def _score_empty(name: str, build: Callable[[], Reward], batch: Batch) -> None:
     """Have a reward load what it loads once, by scoring an empty completion."""
     reward = _worker_reward(name, build)
-    if reward.params.waits(limited=False):
+    if reward.meta.waits:
         # One that asks a server has nothing to load, and a request may cost money.
         return
     is_text = isinstance(batch.completions[0], str)

@@ -8,14 +8,25 @@ from itertools import chain
 from types import SimpleNamespace
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from grpo_cli.errors import RewardError, SetupError
+from grpo_cli.errors import RewardError
 from grpo_cli.issues import Issue
 from grpo_cli.recipe.base import Section
-from grpo_cli.rewards.gold_text import explain_odd_gold
 
 EPISODE = "episode"
 """The column that holds the record of each completion's episode, of recipes with tools or an environment."""
 Reads = Literal["last", "model", "all"]
+_STATE = {
+    "epoch": 0.0,
+    **dict.fromkeys(("global_step", "num_input_tokens_seen", "total_flos"), 0),
+    **dict.fromkeys(("logging_steps", "eval_steps", "save_steps"), 0),
+    **dict.fromkeys(("train_batch_size", "trial_name", "trial_params", "best_metric"), None),
+    **dict.fromkeys(("best_global_step", "best_model_checkpoint"), None),
+    **{
+        "is_local_process_zero": True,
+        "is_world_process_zero": True,
+        "is_hyper_param_search": False,
+    },
+}
 
 
 class Score(NamedTuple):
@@ -29,14 +40,6 @@ class Score(NamedTuple):
     """Whether scoring failed and the recipe's `on_error` gave this score."""
     late: bool = False
     """Whether scoring was ended, at its time limit or with its process, which gave this score."""
-
-
-class TimeLimit(NamedTuple):
-    """How long one completion may take by default."""
-
-    seconds: float
-    late_score: float | None = None
-    """Score of a completion that takes longer; None treats it as an error."""
 
 
 @dataclass(frozen=True)
@@ -58,25 +61,10 @@ class RewardContext:
         Source: `transformers.TrainerState`, whose fields it has.
         """
         return SimpleNamespace(
-            epoch=0.0,
-            global_step=0,
+            **_STATE,
             max_steps=self.max_steps,
-            logging_steps=0,
-            eval_steps=0,
-            save_steps=0,
-            train_batch_size=None,
             num_train_epochs=self.num_train_epochs,
-            num_input_tokens_seen=0,
-            total_flos=0,
             log_history=[],
-            best_metric=None,
-            best_global_step=None,
-            best_model_checkpoint=None,
-            is_local_process_zero=True,
-            is_world_process_zero=True,
-            is_hyper_param_search=False,
-            trial_name=None,
-            trial_params=None,
             stateful_callbacks={},
         )
 
@@ -166,38 +154,90 @@ class DescribedError(RewardError):
     """Whether scoring exceeded its time limit."""
 
 
+class TimeLimit(NamedTuple):
+    """How long one completion may take by default."""
+
+    seconds: float
+    late_score: float | None = None
+    """Score of a completion that takes longer; None treats it as an error."""
+    score_easily: Callable[[Batch, int], Score | None] = lambda batch, row: None
+    """Returns the score of a row that needs no time limit; None if it may take long."""
+
+
+@dataclass(frozen=True)
+class Meta:
+    """Facts about a kind that are known without scoring."""
+
+    range: tuple[float, float] = (-math.inf, math.inf)
+    """Lowest and highest score."""
+    right_answer: float | None = None
+    """The score of a right answer, for kinds that judge answers; accuracy is the share that gets it."""
+    has_gold: bool = False
+    """Whether it compares with a gold answer; so does every kind with a `right_answer`."""
+    repeats_gold: bool = False
+    """Whether a right answer contains all of the gold answer's text."""
+    costly: bool = False
+    """Whether each score takes seconds or money."""
+    waits: bool = False
+    """Whether it mostly waits for something outside this process."""
+    needs_episode: bool = False
+    """Whether it scores what happened in an episode, of which made-up answers know nothing."""
+    reads_tokens: bool = False
+    """Whether it needs token ids."""
+    reads_images: bool = False
+    """Whether it may look at the images of prompts, which the column `images` then holds."""
+    named_by: str = ""
+    """The parameter `file:NAME` whose NAME a reward without a `name` gets, instead of the kind's."""
+
+    @property
+    def judges(self) -> bool:
+        """Whether it compares with a gold answer."""
+        return self.has_gold or self.right_answer is not None
+
+
+class Columns(NamedTuple):
+    """The dataset columns of a reward."""
+
+    required: tuple[str, ...] = ()
+    """Those without which it cannot score."""
+    named: tuple[str, ...] = ()
+    """Those that may hold the right answer, for kinds that cannot say which one does."""
+
+
+@dataclass(frozen=True)
+class Gold:
+    """The gold answer of a row."""
+
+    text: str = ""
+    """A short right answer; empty if the row can be scored, but no right answer is known."""
+    vote: Callable[[str], str | None] = lambda text: None
+    """Returns the answer of a completion in one spelling, for majority votes."""
+    issue: Issue | None = None
+    """Why few right answers may equal it."""
+    is_readable: Callable[[], bool] = lambda: True
+    """Returns whether scoring can read it, if only a library that is slow to import can tell."""
+
+
 class RewardParams(Section):
     """The parameters of one kind; a subclass's docstring says what it rewards.
 
-    A kind implements `score` for one row, or `build` if it loads something or scores whole batches.
+    A kind implements `score` for one row, or `build` if it loads something or scores whole batches. The rest has
+    defaults.
     """
 
     kind: ClassVar[str]
     """The kind's name in recipes."""
-    right_answer: ClassVar[float | None] = None
-    """The score of a right answer, for kinds that judge answers; accuracy is the share that gets it."""
-    highest: ClassVar[float | None] = None
-    """The best possible score, for kinds that judge format; None if it depends on parameters."""
-    repeats_gold: ClassVar[bool] = False
-    """Whether a right answer contains all of the gold's text."""
-    costly: ClassVar[bool] = False
-    """Whether each score takes seconds or money."""
-    needs_episode: ClassVar[bool] = False
-    """Whether it scores what happened in an episode, of which made-up answers know nothing."""
+    meta: ClassVar[Meta] = Meta()
+    """What holds whatever the parameters."""
 
-    @classmethod
-    def default_name(cls, params: Mapping[str, Any]) -> str:
-        """Return the name of a reward with these parameters (as written) that has no `name`."""
-        return cls.kind
+    def details(self) -> Meta:
+        """Return `meta`, with what depends on the parameters."""
+        return self.meta
 
-    def required_columns(self) -> tuple[str, ...]:
-        """Return the dataset columns without which this reward cannot score."""
+    def columns(self) -> Columns:
+        """Return the dataset columns that it reads: the one that `answer` names, if there is such a parameter."""
         column = getattr(self, "answer", None)
-        return () if column is None else (column,)
-
-    def named_columns(self) -> tuple[str, ...]:
-        """Return the columns that it may read, for kinds that cannot say which one holds the answer."""
-        return ()
+        return Columns() if column is None else Columns((column,))
 
     def problems(self, context: RewardContext | None = None) -> list[Issue]:
         """Return what the disk, or a valid recipe around it (`context`), says is wrong; imports nothing heavy.
@@ -206,61 +246,12 @@ class RewardParams(Section):
         """
         return []
 
-    def score_range(self) -> tuple[float, float]:
-        """Return the lowest and the highest score it can give."""
-        best = self.right_answer or self.highest
-        return (0.0, best) if best is not None else (-math.inf, math.inf)
+    def gold(self, batch: Batch, row: int) -> Gold | Issue | None:
+        """Return a row's gold answer, or why the row cannot be judged; imports nothing heavy.
 
-    def refuse(self, context: RewardContext) -> None:
-        """Raise the first error of `problems`: a `SetupError` for a missing package, else a `RewardError`."""
-        for issue in self.problems(context):
-            if issue.level == "error":
-                error = SetupError if issue.package else RewardError
-                raise error(str(issue), issue.path)
-
-    def gold(self, batch: Batch, row: int) -> str | None:
-        """Return a short right answer to the row, for kinds that judge answers."""
+        An `error` is one in a single row too; None: the kind has none, or needs none for this row.
+        """
         return None
-
-    def gold_source(self) -> tuple[str, str] | None:
-        """Return the parameter that names the column of golds, and that column."""
-        column = getattr(self, "answer", None)
-        return None if column is None else ("answer", column)
-
-    def has_gold(self, batch: Batch, row: int) -> bool:
-        """Return whether `gold` finds one, or may; imports nothing heavy."""
-        return self.gold(batch, row) is not None
-
-    def gold_fault(self, batch: Batch, row: int) -> Issue | None:
-        """Return why a row cannot be judged; imports nothing heavy. An `error` is one in a single row too."""
-        source = self.gold_source()
-        if source is None:
-            return None
-        parameter, column = source
-        value = batch.columns[column][row]
-        if self.has_gold(batch, row):
-            odd = explain_odd_gold(value)
-            return odd and Issue(*odd, parameter, level="warning")
-        what, fix = "there is no gold", "fill it, or leave such rows out of the data"
-        if value is not None and str(value).strip():
-            what = "the gold cannot be read"
-            fix = (
-                f"name the column that holds it (`{parameter}: …`), or {suggest_extraction(column)}"
-            )
-        seen = f"{what}, so the reward gives no score: {value!r:.80}"
-        return Issue(seen, fix, parameter, level="warning")
-
-    def vote(self, text: str) -> str | None:
-        """Return a completion's answer in one spelling, for majority votes."""
-        return None
-
-    def reads_tokens(self) -> bool:
-        """Return whether it needs token ids."""
-        return False
-
-    def reads_images(self) -> bool:
-        """Return whether it may look at the images of prompts, which the column `images` then holds."""
-        return False
 
     def time_limit(self) -> TimeLimit | None:
         """Return the limit if the recipe sets no `timeout_s`; None is no limit.
@@ -269,21 +260,22 @@ class RewardParams(Section):
         """
         return None
 
-    def waits(self, *, limited: bool) -> bool:
-        """Return whether it mostly waits for something outside; `limited`: the recipe sets `timeout_s`."""
-        return False
-
-    def score_easily(self, batch: Batch, row: int) -> Score | None:
-        """Return the score of a row that needs no time limit; None if it may take long."""
-        return None
-
     def score(self, batch: Batch, row: int) -> Score:
         """Score one row; what it raises is that row's failure."""
         raise NotImplementedError(f"{type(self).__name__} has neither `score` nor `build`")
 
     def build(self, context: RewardContext) -> Scorer:
-        """Load what scoring needs (libraries, the user's own code) and return the scorer; `refuse` comes first."""
+        """Load what scoring needs (libraries, the user's own code) and return the scorer."""
         return score_rows(self.score)
+
+
+def gold_column(params: RewardParams) -> tuple[str, str]:
+    """Return the parameter that names the column of gold answers, and that column; empty if none does."""
+    if (nested := getattr(params, "of", None)) is not None:
+        parameter, column = gold_column(nested)
+        return f"of.{parameter}", column
+    column = getattr(params, "answer", "")
+    return ("answer" if column else "", column)
 
 
 def score_rows(
@@ -325,14 +317,6 @@ def find_unreachable(count: int, unit: str, context: RewardContext | None) -> Is
     limit = f"`generation.max_completion_length` is {longest} tokens"
     fix = f"write at most {most}, or raise generation.max_completion_length"
     return Issue(f"{count} {unit} are more than a completion can have: {limit}", fix)
-
-
-def suggest_extraction(column: str) -> str:
-    """Return the edit that takes answers out of a column of whole solutions."""
-    return (
-        "take the answer out of it with a `regex` under `dataset.columns`, such as "
-        f"`{column}: {{from: {column}, regex: '####\\s*(.+)$'}}`"
-    )
 
 
 def _content_of(content: Any) -> str:

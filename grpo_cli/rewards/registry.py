@@ -41,6 +41,11 @@ BUILT_IN = {
     "python": "python",
 }
 """The kinds of this package, and the module in `kinds/` of each; the class of `tag_count` is `TagCountParams`."""
+_FORMER_HOOKS = frozenset(
+    "right_answer highest repeats_gold costly needs_episode default_name required_columns named_columns "
+    "score_range refuse gold_source has_gold gold_fault vote reads_tokens reads_images waits score_easily".split()
+)
+"""What a kind defined in earlier versions, and `Meta`, `columns` and `gold` hold now."""
 _REGISTERED_ENV = "GRPO_REGISTERED_REWARDS"
 """Passes registered kinds to the processes that this one starts: JSON of kind to [folder, module, class]."""
 
@@ -60,9 +65,10 @@ def find_kind(name: str) -> type[RewardParams] | None:
         return params
     if name not in _registered:
         if name in _inherited():
-            _registered[name] = _import_inherited(name)
+            _registered[name] = _check_hooks(_import_inherited(name))
         elif (entry := added_kinds(ENTRY_POINT_GROUP).get(name)) is not None:
-            _registered[name] = load_kind(entry, "reward kind", (RewardParams,), RewardError)
+            params = load_kind(entry, "reward kind", (RewardParams,), RewardError)
+            _registered[name] = _check_hooks(params)
     return _registered.get(name)
 
 
@@ -89,9 +95,21 @@ def register_reward(params: Params) -> Params:
     kind = getattr(params, "kind", None)
     if not isinstance(kind, str) or kind in BUILT_IN:
         raise RewardError(f"{params.__name__}.kind is {kind!r}. Fix: give it a name of its own")
-    _registered[kind] = params
+    _registered[kind] = _check_hooks(params)
     location = [_import_folder(params.__module__), params.__module__, params.__qualname__]
     os.environ[_REGISTERED_ENV] = json.dumps({**_inherited(), kind: location})
+    return params
+
+
+def _check_hooks(params: Params) -> Params:
+    """Return a kind; raises `RewardError` if it is written for an earlier version, whose hooks nothing calls."""
+    former = sorted(_FORMER_HOOKS & {name for base in params.__mro__ for name in vars(base)})
+    if former:
+        raise RewardError(
+            f"the reward kind {params.__name__} is written for an earlier version of grpo: it defines "
+            f"{', '.join(former)}. Fix: write these as `meta`, `columns` and `gold` (docs/own-reward.md has an "
+            "example), or install the version that the kind was written for"
+        )
     return params
 
 

@@ -1,18 +1,16 @@
 """Rewards at work: called on batches, their results checked, failures explained, totals formed."""
 
-import contextlib
 import inspect
 import io
 import math
 import pickle
-import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import cached_property
 from numbers import Real
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from grpo_cli.errors import RewardError
 from grpo_cli.recipe.dataset import IMAGES
@@ -20,23 +18,14 @@ from grpo_cli.rewards.contract import (
     EPISODE,
     Batch,
     DescribedError,
+    Meta,
     Reads,
     RewardParams,
     Score,
     Scorer,
 )
-from grpo_cli.rewards.failures import (
-    find_beside,
-    find_line,
-    format_trace,
-    import_fix,
-    reads_completion,
-    summarize,
-)
+from grpo_cli.rewards.failures import failure_fix, find_line, format_trace, summarize
 from grpo_cli.templating import environment
-
-if TYPE_CHECKING:
-    from jinja2 import TemplateSyntaxError
 
 LARGEST = 1e18
 """Larger scores are refused: TRL's standard deviation sums their squares in float32, which overflows
@@ -58,10 +47,6 @@ _MOST_ROWS = 5
 """Rows named of those that fail."""
 _SHOWN = 300
 """Characters shown of a prompt or completion."""
-_QUOTED = re.compile(r"""("[^"]*"|'[^']*')""")
-_FOREIGN = re.compile(_QUOTED.pattern + r"|(?<![=!<>])=(?!=)|&&|\|\|")
-"""Quoted texts (the group), and what other languages write for the operators in `_OPERATORS`."""
-_OPERATORS = {"=": "==", "&&": "and", "||": "or"}
 _FIX = 'Fix: write an expression on columns, such as when: task == "math"'
 
 Clip = tuple[float, float] | None
@@ -115,20 +100,11 @@ class Condition:
             _ = self._expression
             parsed = environment().parse("{{ (" + self.text + ") }}")
         except TemplateSyntaxError as error:
-            raise RewardError(f"`when` cannot be read: {self._explain(error)}") from error
+            reason = (error.message or "").rstrip(".")
+            raise RewardError(
+                f"`{self.text:.200}` is not one expression ({reason}). {_FIX}"
+            ) from error
         return frozenset(each.name for each in parsed.find_all(nodes.Name)) - {"range"}
-
-    def _explain(self, error: "TemplateSyntaxError") -> str:
-        corrected = _FOREIGN.sub(lambda match: match[1] or _OPERATORS[match[0]], self.text)
-        foreign = [match[0] for match in _FOREIGN.finditer(self.text) if not match[1]]
-        with contextlib.suppress(RewardError):
-            if foreign and Condition(corrected).columns():
-                sign, proper = foreign[0], _OPERATORS[foreign[0]]
-                what = "sets a value" if sign == "=" else "is no operator here"
-                use = f"use `{proper}` to {'compare' if sign == '=' else 'join conditions'}"
-                return f"`{sign}` {what} (got `{self.text}`). Fix: {use}: when: {corrected}"
-        reason = (error.message or "").rstrip(".")
-        return f"`{self.text:.200}` is not one expression ({reason}). {_FIX}"
 
     def holds(self, batch: Batch, row: int) -> bool:
         """Return whether it holds on a row; raises `RewardError` if it fails there."""
@@ -171,6 +147,11 @@ class Reward:
     """Its place in the recipe, such as `rewards.0`."""
     trainer_state: Any = None
     """That of batches that bring none, since they are scored outside of training."""
+
+    @cached_property
+    def meta(self) -> Meta:
+        """Facts about it that are known without scoring."""
+        return self.params.details()
 
     @property
     def forgives(self) -> bool:
@@ -255,28 +236,12 @@ class Reward:
         """Return where a reward failed, why, and what most often is the cause."""
         where = ", ".join(filter(None, (self.path, find_line(error))))
         text = f" ({where}): {summarize(error)}" if where else f": {summarize(error)}"
-        misread = isinstance(error, AttributeError | TypeError) and self.kind == "python"
-        if isinstance(error, ModuleNotFoundError):
-            text += f". Fix: {import_fix(error)}"
-        elif misread and "'NoneType'" in str(error):
-            named = filter(batch.columns.__contains__, self.params.named_columns())
-            if empty := [name for name in named if batch.columns[name][row] is None]:
-                return f"{text}. Fix: fill the column `{empty[0]}` there, or leave such rows out"
-            text += ". Fix: test for None first: `re.search` finds nothing in most completions"
-        elif misread and reads_completion(error, batch):
-            if isinstance(batch.completions[row], str):
-                text += ". Fix: prompts are plain text here, so every completion is a string: use it as it is"
-            else:
-                text += (
-                    ". Fix: prompts are conversations here, so every completion is a list of messages; "
-                    'read its text: `completion[-1]["content"]`'
-                )
-        elif isinstance(error, FileNotFoundError) and (name := find_beside(error)):
-            text += (
-                f". Fix: it lies beside that file, and names start at the working folder: "
-                f"write `Path(__file__).parent / {name!r}`"
-            )
-        return text
+        named = [each for each in self.params.columns().named if each in batch.columns]
+        empty = [name for name in named if batch.columns[name][row] is None]
+        if "'NoneType'" in str(error) and empty:
+            return f"{text}. Fix: fill the column `{empty[0]}` there, or leave such rows out"
+        fix = failure_fix(error, batch.completions[row])
+        return f"{text}. Fix: {fix}" if fix else text
 
     def _applying(self, batch: Batch) -> list[int]:
         rows = range(len(batch.completions))
@@ -371,7 +336,7 @@ def reward_columns(rows: Any, rewards: Sequence[Reward]) -> dict[str, list[Any]]
     if IMAGES not in rows.column_names:
         return dict(rows[:])
     columns = dict(rows.remove_columns([IMAGES])[:])
-    if any(reward.params.reads_images() for reward in rewards):
+    if any(reward.meta.reads_images for reward in rewards):
         columns[IMAGES] = list(rows[IMAGES])
     return columns
 

@@ -109,7 +109,7 @@ class Evaluation:
     def _keep(self, rollout: Rollout) -> Batch:
         """Return completions as rewards get them; images only if one looks at them."""
         batch = rollout.as_batch()
-        if any(reward.params.reads_images() for reward in self._trainer.rewards):
+        if any(reward.meta.reads_images for reward in self._trainer.rewards):
             return batch
         columns = {name: values for name, values in batch.columns.items() if name != IMAGES}
         return replace(batch, columns=columns)

@@ -1,8 +1,6 @@
 """The reward kind `shout`, in a package of its own."""
 
-from typing import ClassVar
-
-from grpo_cli.rewards.contract import Batch, RewardParams, Score
+from grpo_cli.rewards.contract import Batch, Meta, RewardParams, Score
 
 
 class ShoutParams(RewardParams):
@@ -12,8 +10,8 @@ class ShoutParams(RewardParams):
     Range: [0, 1].
     """
 
-    kind: ClassVar[str] = "shout"
-    highest: ClassVar[float | None] = 1.0
+    kind = "shout"
+    meta = Meta(range=(0.0, 1.0))
 
     target: int = 10
     """Capital letters that get the full score."""

@@ -291,7 +291,7 @@ def score_bounds(entry: RewardConfig) -> tuple[float, float]:
         return entry.clip
     try:
         params = find_kind(entry.kind)
-        return params.model_validate(entry.params).score_range() if params else (-inf, inf)
+        return params.model_validate(entry.params).details().range if params else (-inf, inf)
     except (RewardError, ValidationError):
         # The run was trained elsewhere, with a package or a version that is not here.
         return -inf, inf

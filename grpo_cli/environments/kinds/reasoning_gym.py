@@ -64,7 +64,7 @@ class ReasoningGymEnvironmentParams(EnvironmentParams):
 
     def required_columns(self) -> tuple[str, ...]:
         """Return the columns of rows that `dataset: {kind: reasoning_gym}` makes."""
-        return self._scorer.required_columns()
+        return self._scorer.columns().required
 
     @property
     def _scorer(self) -> ReasoningGymParams:

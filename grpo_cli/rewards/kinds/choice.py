@@ -11,7 +11,8 @@ from pydantic import Field
 from grpo_cli.issues import Issue
 from grpo_cli.recipe.base import Integer
 from grpo_cli.rewards.answers import after_thinking, find_answer, own_text, tidy
-from grpo_cli.rewards.contract import Batch, RewardParams, Score
+from grpo_cli.rewards.contract import Batch, Gold, Meta, RewardParams, Score
+from grpo_cli.rewards.gold import make_gold
 
 
 class ChoiceParams(RewardParams):
@@ -28,7 +29,7 @@ class ChoiceParams(RewardParams):
     """
 
     kind: ClassVar[str] = "choice"
-    right_answer: ClassVar[float | None] = 1.0
+    meta: ClassVar[Meta] = Meta((0.0, 1.0), right_answer=1.0)
 
     answer: str = "answer"
     """The column with the gold: a letter (`B`, `(B)`, `B. Paris`) or an index."""
@@ -37,37 +38,33 @@ class ChoiceParams(RewardParams):
     first_index: Integer = Field(default=0, ge=0, le=1)
     """The index of the first letter, if the gold is an index."""
 
-    def gold(self, batch: Batch, row: int) -> str | None:
-        return self._read_gold(batch.cell(self.answer, row))
-
-    def gold_fault(self, batch: Batch, row: int) -> Issue | None:
-        """Return why a row cannot be judged; an index just outside the letters is counted from elsewhere."""
-        place = self._read_index(batch.cell(self.answer, row))
+    def gold(self, batch: Batch, row: int) -> Gold | Issue:
+        """Return the letter, or why there is none: an index just outside the letters is counted from elsewhere."""
+        cell = batch.cell(self.answer, row)
+        place = self._read_index(cell)
         other = {len(self.choices): 1, -1: 0}.get(-2 if place is None else place)
-        letter = compile_phrasings(ascii_uppercase).lone(str(batch.cell(self.answer, row)).strip())
+        letter = compile_phrasings(ascii_uppercase).lone(str(cell).strip())
         if letter and letter not in self.choices:
             seen = f"the gold {letter} is no choice of {self.choices}, so the reward gives no score"
             fix = f"name all letters: `choices: {''.join(sorted({*self.choices, letter}))}`"
             return Issue(seen, fix, "choices", level="warning")
         if other is None or other == self.first_index:
-            return super().gold_fault(batch, row)
+            vote = compile_phrasings(self.choices).find
+            return make_gold(self._read_gold(cell), cell, self.answer, vote)
         return Issue(
-            f"the gold {batch.cell(self.answer, row)} is no choice of {self.choices} counted from "
+            f"the gold {cell} is no choice of {self.choices} counted from "
             f"{self.first_index}, so golds that are in range probably name the wrong letters",
             f"if the golds count from {other}, set `first_index: {other}`; if there are more "
             "choices, name them all in `choices`",
             "first_index",
         )
 
-    def vote(self, text: str) -> str | None:
-        return compile_phrasings(self.choices).find(text)
-
     def score(self, batch: Batch, row: int) -> Score:
         cell = batch.cell(self.answer, row)
         gold = self._read_gold(cell)
         if gold is None:
             return Score(None, f"gold cannot be read: {str(cell)[:60]!r}")
-        chosen = self.vote(own_text(batch, row))
+        chosen = compile_phrasings(self.choices).find(own_text(batch, row))
         if chosen is None:
             return Score(0.0, "no single choice found")
         return Score(float(chosen == gold), f"{chosen}, gold {gold}")

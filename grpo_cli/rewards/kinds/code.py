@@ -14,7 +14,17 @@ from grpo_cli.errors import GrpoError, RewardError
 from grpo_cli.issues import Issue
 from grpo_cli.recipe.base import Integer, Number, OneOrMany
 from grpo_cli.rewards.answers import find_answer
-from grpo_cli.rewards.contract import Batch, RewardContext, RewardParams, Score, Scorer, score_rows
+from grpo_cli.rewards.contract import (
+    Batch,
+    Columns,
+    Gold,
+    Meta,
+    RewardContext,
+    RewardParams,
+    Score,
+    Scorer,
+    score_rows,
+)
 from grpo_cli.rewards.pool import count_workers
 
 if TYPE_CHECKING:
@@ -95,7 +105,7 @@ class CodeParams(RewardParams):
     """
 
     kind: ClassVar[str] = "code"
-    right_answer: ClassVar[float | None] = 1.0
+    meta: ClassVar[Meta] = Meta((0.0, 1.0), right_answer=1.0, waits=True)
 
     tests: str = "tests"
     """The column with each row's tests: a list of `{input, output}`, `{inputs: […], outputs: […]}`
@@ -129,25 +139,14 @@ class CodeParams(RewardParams):
     solution: str | None = None
     """The column with correct programs; `grpo rewards test` runs them."""
 
-    def required_columns(self) -> tuple[str, ...]:
-        return (self.tests, self.function) if self.function else (self.tests,)
+    def columns(self) -> Columns:
+        return Columns((self.tests, self.function) if self.function else (self.tests,))
 
     def problems(self, context: RewardContext | None = None) -> list[Issue]:
         return find_sandbox_faults(unprotected=self.unprotected)
 
-    def gold(self, batch: Batch, row: int) -> str | None:
-        if self.solution is None or self.solution not in batch.columns:
-            return None
-        cell = batch.columns[self.solution][row]
-        if isinstance(cell, str) and cell.startswith("["):
-            with contextlib.suppress(ValueError):
-                cell = json.loads(cell)
-        if isinstance(cell, Sequence) and not isinstance(cell, str):
-            cell = cell[0] if cell else None
-        return f"```python\n{cell}\n```" if cell else None
-
-    def gold_fault(self, batch: Batch, row: int) -> Issue | None:
-        """Return why the row's tests cannot be read; a row may have none."""
+    def gold(self, batch: Batch, row: int) -> Gold | Issue:
+        """Return the row's solution, or why its tests cannot be read; a row may have none of both."""
         from grpo_cli.rewards.kinds.program_tests import looks_like_call
 
         try:
@@ -164,6 +163,7 @@ class CodeParams(RewardParams):
             return Issue(
                 seen, "set `packages: true` and `memory_mib: 4096`", "packages", level="warning"
             )
+        issue = None
         if tests and all(looks_like_call(test) for test in tests):
             seen = (
                 f"programs read {tests[0].stdin!r:.60} from stdin and have to print {tests[0].output!r:.60}: "
@@ -173,15 +173,19 @@ class CodeParams(RewardParams):
                 "if tests call a function, name the column with its name: `function: fn`, with "
                 "`dataset.columns: {fn: {from: prompt, regex: 'function (\\w+)'}}` if the prompt has it"
             )
-            return Issue(seen, fix, "function", level="warning")
-        return None
+            issue = Issue(seen, fix, "function", level="warning")
+        return Gold(self._read_solution(batch, row), issue=issue)
 
-    def has_gold(self, batch: Batch, row: int) -> bool:
-        """Return whether the row's tests can be run."""
-        try:
-            return not self._find_foreign(self._read_tests(batch, row))
-        except Exception:  # `gold_fault` tells
-            return False
+    def _read_solution(self, batch: Batch, row: int) -> str:
+        if self.solution is None or self.solution not in batch.columns:
+            return ""
+        cell = batch.columns[self.solution][row]
+        if isinstance(cell, str) and cell.startswith("["):
+            with contextlib.suppress(ValueError):
+                cell = json.loads(cell)
+        if isinstance(cell, Sequence) and not isinstance(cell, str):
+            cell = cell[0] if cell else None
+        return f"```python\n{cell}\n```" if cell else ""
 
     def _find_foreign(self, tests: "list[ProgramTest]") -> list[str]:
         """Return the packages that tests import and do not find."""
@@ -192,9 +196,6 @@ class CodeParams(RewardParams):
         return (
             [] if self.packages else sorted(imported - sys.stdlib_module_names - {"pytest", MODULE})
         )
-
-    def waits(self, *, limited: bool) -> bool:
-        return True
 
     def build(self, context: RewardContext) -> Scorer:
         from concurrent.futures import ThreadPoolExecutor

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from grpo_cli.errors import RewardError
-from grpo_cli.rewards.contract import EPISODE, Batch, RewardParams, Score
+from grpo_cli.rewards.contract import EPISODE, Batch, Meta, RewardParams, Score
 from grpo_cli.runs.metrics import STEP
 
 
@@ -20,7 +20,7 @@ class EnvironmentParams(RewardParams):
     """
 
     kind: ClassVar[str] = "environment"
-    needs_episode: ClassVar[bool] = True
+    meta: ClassVar[Meta] = Meta(needs_episode=True)
 
     def score(self, batch: Batch, row: int) -> Score:
         value = _read(batch, row)["reward"]
@@ -41,8 +41,7 @@ class ToolUseParams(RewardParams):
     """
 
     kind: ClassVar[str] = "tool_use"
-    needs_episode: ClassVar[bool] = True
-    highest: ClassVar[float | None] = 1.0
+    meta: ClassVar[Meta] = Meta((0.0, 1.0), needs_episode=True)
 
     def score(self, batch: Batch, row: int) -> Score:
         calls = [call for call in _read(batch, row)["calls"] if call[0] != STEP]

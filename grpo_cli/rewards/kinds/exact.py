@@ -2,10 +2,12 @@
 
 import re
 import unicodedata
+from functools import partial
 from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from grpo_cli.issues import Issue
 from grpo_cli.recipe.base import OneOrMany
 from grpo_cli.rewards.answers import (
     TextOrPlace,
@@ -18,7 +20,8 @@ from grpo_cli.rewards.answers import (
     same_quantity,
     unwrap,
 )
-from grpo_cli.rewards.contract import Batch, RewardParams, Score
+from grpo_cli.rewards.contract import Batch, Gold, Meta, RewardParams, Score
+from grpo_cli.rewards.gold import make_gold
 
 _PUNCTUATION = re.compile(
     r"[;!?\"()\[\]{}…«»“”‘’¿¡。、，！？；：「」`]|[.,:'_*](?![0-9])|(?<![0-9])[_*]"
@@ -44,8 +47,7 @@ class ExactParams(RewardParams):
     """
 
     kind: ClassVar[str] = "exact"
-    right_answer: ClassVar[float | None] = 1.0
-    repeats_gold: ClassVar[bool] = True
+    meta: ClassVar[Meta] = Meta((0.0, 1.0), right_answer=1.0, repeats_gold=True)
 
     answer: str = "answer"
     """The column with the gold answer, or a list of accepted ones."""
@@ -61,11 +63,10 @@ class ExactParams(RewardParams):
     numbers: bool = True
     """Compare two plain numbers by value. Units are compared only if both have one."""
 
-    def gold(self, batch: Batch, row: int) -> str | None:
-        return next(iter(read_golds(batch, self.answer, row)), None)
-
-    def vote(self, text: str) -> str | None:
-        return canonical_answer(text, self.extract)
+    def gold(self, batch: Batch, row: int) -> Gold | Issue:
+        text = next(iter(read_golds(batch, self.answer, row)), None)
+        vote = partial(canonical_answer, places=self.extract)
+        return make_gold(text, batch.cell(self.answer, row), self.answer, vote)
 
     def score(self, batch: Batch, row: int) -> Score:
         golds = read_golds(batch, self.answer, row)
@@ -107,8 +108,7 @@ class ContainsParams(RewardParams):
     """
 
     kind: ClassVar[str] = "contains"
-    right_answer: ClassVar[float | None] = 1.0
-    repeats_gold: ClassVar[bool] = True
+    meta: ClassVar[Meta] = Meta((0.0, 1.0), right_answer=1.0, repeats_gold=True)
 
     answer: str = "answer"
     """The column with the text to find, or a list of texts."""
@@ -120,9 +120,10 @@ class ContainsParams(RewardParams):
     case_sensitive: bool = False
     """Whether `paris` differs from `Paris`."""
 
-    def gold(self, batch: Batch, row: int) -> str | None:
+    def gold(self, batch: Batch, row: int) -> Gold | Issue:
         golds = read_golds(batch, self.answer, row)
-        return ", ".join(golds if self.match == "all" else golds[:1]) or None
+        text = ", ".join(golds if self.match == "all" else golds[:1])
+        return make_gold(text, batch.cell(self.answer, row), self.answer)
 
     def score(self, batch: Batch, row: int) -> Score:
         golds = [_fold(gold, self.case_sensitive) for gold in read_golds(batch, self.answer, row)]

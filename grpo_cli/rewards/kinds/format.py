@@ -12,6 +12,7 @@ from grpo_cli.recipe.base import Integer, OneOrMany
 from grpo_cli.rewards.answers import after_thinking
 from grpo_cli.rewards.contract import (
     Batch,
+    Meta,
     RewardContext,
     RewardParams,
     Score,
@@ -74,7 +75,7 @@ class RegexParams(RewardParams):
     """
 
     kind: ClassVar[str] = "regex"
-    highest: ClassVar[float | None] = 1.0
+    meta: ClassVar[Meta] = Meta((0.0, 1.0))
 
     pattern: str
     """The regular expression; quote it with '…' in YAML to keep backslashes."""
@@ -132,7 +133,7 @@ class ThinkFormatParams(RewardParams):
     """
 
     kind: ClassVar[str] = "think_format"
-    highest: ClassVar[float | None] = 1.0
+    meta: ClassVar[Meta] = Meta((0.0, 1.0))
 
     prefilled: bool = False
     """The chat template already ends the prompt with `<think>`, so completions start inside it.
@@ -161,7 +162,7 @@ class AnswerFormatParams(RewardParams):
     """
 
     kind: ClassVar[str] = "answer_format"
-    highest: ClassVar[float | None] = 1.0
+    meta: ClassVar[Meta] = Meta((0.0, 1.0))
 
     strict: bool = True
     """Score 0 if a section is too short; false gives partial credit."""
@@ -202,7 +203,7 @@ class TagCountParams(RewardParams):
     """
 
     kind: ClassVar[str] = "tag_count"
-    highest: ClassVar[float | None] = 1.0
+    meta: ClassVar[Meta] = Meta((0.0, 1.0))
 
     tags: tuple[str, ...] = Field(default=_TAGS, min_length=1)
     """The tags, as they are written in completions."""
@@ -238,7 +239,7 @@ class ReasoningStepsParams(RewardParams):
     """
 
     kind: ClassVar[str] = "reasoning_steps"
-    highest: ClassVar[float | None] = 1.0
+    meta: ClassVar[Meta] = Meta((0.0, 1.0))
 
     target: Integer = Field(default=3, ge=1)
     """Number of steps for the full score."""
@@ -261,7 +262,7 @@ class LanguageParams(RewardParams):
     """
 
     kind: ClassVar[str] = "language"
-    highest: ClassVar[float | None] = 1.0
+    meta: ClassVar[Meta] = Meta((0.0, 1.0))
 
     script: OneOrMany[Script] = Field(min_length=1)
     """The script, or a list: `[han, hiragana, katakana]` is Japanese."""

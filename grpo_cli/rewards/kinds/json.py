@@ -9,25 +9,25 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from grpo_cli.errors import RewardError, nearest
+from grpo_cli.errors import RewardError
 from grpo_cli.input_files import read_input_text
 from grpo_cli.issues import Issue
 from grpo_cli.recipe.base import Number, OneOrMany
 from grpo_cli.rewards.answers import find_answer
-from grpo_cli.rewards.contract import Batch, RewardContext, RewardParams, Score, TimeLimit
+from grpo_cli.rewards.contract import (
+    Batch,
+    Columns,
+    Meta,
+    RewardContext,
+    RewardParams,
+    Score,
+    TimeLimit,
+)
 from grpo_cli.rewards.kinds import find_missing
 
 JsonPlace = Literal["block", "answer_tag", "text"]
 _DATA = ("const", "default", "enum", "examples")
 """Keywords of schemas that hold values, not schemas."""
-_NAMED = ("$defs", "definitions", "dependentSchemas", "patternProperties", "properties")
-"""Keywords whose value holds schemas by names of its own."""
-_NOTES = frozenset(
-    "$anchor $comment $dynamicAnchor $id $schema $vocabulary additionalItems contentEncoding contentMediaType "
-    "contentSchema default dependencies deprecated description else examples maxContains minContains readOnly "
-    "then title writeOnly".split()
-)
-"""Keywords that check nothing by themselves, or do in other versions."""
 Check = Callable[[Any], str]
 """Says why a value does not match; empty if it does."""
 
@@ -46,7 +46,7 @@ class JsonParams(RewardParams):
     """
 
     kind: ClassVar[str] = "json"
-    highest: ClassVar[float | None] = 1.0
+    meta: ClassVar[Meta] = Meta((0.0, 1.0))
 
     json_schema: dict[str, Any] | None = None
     """A JSON Schema, written here."""
@@ -69,8 +69,8 @@ class JsonParams(RewardParams):
             )
         return self
 
-    def required_columns(self) -> tuple[str, ...]:
-        return (self.column,) if self.column else ()
+    def columns(self) -> Columns:
+        return Columns((self.column,) if self.column else ())
 
     def problems(self, context: RewardContext | None = None) -> list[Issue]:
         if not self._has_schema:
@@ -82,9 +82,9 @@ class JsonParams(RewardParams):
         except RewardError as error:
             issue = error.as_issue("path" if self.path else "json_schema")
             return [replace(issue, fix=issue.fix or "correct the schema")]
-        return list(_find_misspelt(self.json_schema, "json_schema"))
+        return []
 
-    def gold_fault(self, batch: Batch, row: int) -> Issue | None:
+    def gold(self, batch: Batch, row: int) -> Issue | None:
         """Return why the row's schema cannot be used; a row may have none."""
         if self.column is None or batch.cell(self.column, row) is None:
             return None
@@ -150,23 +150,6 @@ def _find_references(schema: Any) -> Iterator[str]:
                 yield value
             elif key not in _DATA and not (isinstance(value, dict) and "$id" in value):
                 yield from _find_references(value)
-
-
-def _find_misspelt(schema: Any, path: str) -> Iterator[Issue]:
-    """Find keywords that are almost one of JSON Schema, which ignores those that it does not know."""
-    from jsonschema import Draft202012Validator
-
-    known = {*Draft202012Validator.VALIDATORS, *_NOTES, *_NAMED}
-    for key, value in schema.items() if isinstance(schema, dict) else ():
-        place = f"{path}.{key}"
-        if key not in known and (close := nearest(key, known)):
-            seen = f"JSON Schema has no keyword `{key}`, and ignores it"
-            yield Issue(seen, f"write `{close}`", place, level="warning")
-        for name, inner in value.items() if key in _NAMED and isinstance(value, dict) else ():
-            yield from _find_misspelt(inner, f"{place}.{name}")
-        for inner in value if isinstance(value, list) else [value]:
-            if key not in _DATA and key not in _NAMED:
-                yield from _find_misspelt(inner, place)
 
 
 def _refuse_constant(name: str) -> None:

@@ -8,6 +8,7 @@ import logging
 import os
 import re
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 from urllib.parse import urlsplit
@@ -22,7 +23,15 @@ from grpo_cli.recipe.base import Integer, Number
 from grpo_cli.recipe.dataset import IMAGES
 from grpo_cli.recipe.rewards import ScoreRange
 from grpo_cli.rewards.answers import after_thinking, read_golds
-from grpo_cli.rewards.contract import Batch, RewardContext, RewardParams, Score, Scorer
+from grpo_cli.rewards.contract import (
+    Batch,
+    Columns,
+    Meta,
+    RewardContext,
+    RewardParams,
+    Score,
+    Scorer,
+)
 from grpo_cli.rewards.kinds import find_missing
 from grpo_cli.rewards.kinds.judge_endpoint import Endpoint, Question, ReplyForm, Verdict
 from grpo_cli.runs.files import write_text
@@ -34,7 +43,6 @@ _OPENAI = "https://api.openai.com/v1"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _KEY = re.compile(r"(?=.*[a-z])(?=.*[0-9]).{20,}")
 """What no environment variable is called, and many keys look like."""
-_FILE = re.compile(r"\S+\.(?:txt|md|jinja2?|j2|ya?ml|json)")
 _TEMPLATE = re.compile(
     r"\{\{\s*(\w+)[^{}]*\}\}"
     r"|(?<![\w{])\{(answer|reference\w*|gold\w*|solution|ground_truth|target)\}"
@@ -77,8 +85,7 @@ class JudgeParams(RewardParams):
     """
 
     kind: ClassVar[str] = "judge"
-    costly: ClassVar[bool] = True
-    highest: ClassVar[float | None] = 1.0
+    meta: ClassVar[Meta] = Meta((0.0, 1.0), costly=True, waits=True)
 
     model: str = Field(min_length=1)
     """Name of the judge model at the endpoint."""
@@ -151,8 +158,11 @@ class JudgeParams(RewardParams):
             )
         return name
 
-    def required_columns(self) -> tuple[str, ...]:
-        return (self.reference,) if self.reference else ()
+    def details(self) -> Meta:
+        return replace(self.meta, reads_images=self.images)
+
+    def columns(self) -> Columns:
+        return Columns((self.reference,) if self.reference else ())
 
     def problems(self, context: RewardContext | None = None) -> list[Issue]:
         faults = find_missing("openai", "openai", "judge")
@@ -163,23 +173,12 @@ class JudgeParams(RewardParams):
             message = f"the environment variable {self.api_key_env} is not set"
             fix = f"export {self.api_key_env}=…, or set base_url to a server that needs no key"
             faults.append(Issue(message, fix, "api_key_env"))
-        if _FILE.fullmatch(self.rubric):
-            message = (
-                f"{self.rubric!r} is the name of a file, which is not read: the judge gets the name"
-            )
-            faults.append(Issue(message, "write the text itself", "rubric", level="warning"))
         if column := _TEMPLATE.search(self.rubric):
             message = f"`{column[0]}` is not filled in: the judge reads it as it is"
             name = column[1] or column[2]
             fix = f"write `reference: {name}`, which shows the judge that column, and leave it out"
             faults.append(Issue(message, fix, "rubric", level="warning"))
         return faults
-
-    def waits(self, *, limited: bool) -> bool:
-        return True
-
-    def reads_images(self) -> bool:
-        return self.images
 
     def build(self, context: RewardContext) -> Scorer:
         return _JudgeScorer(self, Endpoint(self, self._url(), self._key()), self._url())

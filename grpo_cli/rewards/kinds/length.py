@@ -20,6 +20,9 @@ from grpo_cli.issues import Issue
 from grpo_cli.recipe.base import Integer, Number
 from grpo_cli.rewards.contract import (
     Batch,
+    Columns,
+    Gold,
+    Meta,
     RewardContext,
     RewardParams,
     Score,
@@ -113,11 +116,9 @@ class LengthParams(RewardParams):
             return [Issue(message, fix, "max_penalty", level="warning")]
         return []
 
-    def score_range(self) -> tuple[float, float]:
-        return (-math.inf if self.max_penalty is None else -self.max_penalty, 0.0)
-
-    def reads_tokens(self) -> bool:
-        return self.unit == "tokens"
+    def details(self) -> Meta:
+        lowest = -math.inf if self.max_penalty is None else -self.max_penalty
+        return Meta((lowest, 0.0), reads_tokens=self.unit == "tokens")
 
     def score(self, batch: Batch, row: int) -> Score:
         length = len(_read_units(batch, row, self.unit))
@@ -142,6 +143,7 @@ class CosineLengthParams(RewardParams):
     """
 
     kind: ClassVar[str] = "cosine_length"
+    meta: ClassVar[Meta] = Meta(has_gold=True, reads_tokens=True)
 
     of: AnswerKind
     """The reward that judges correctness, such as `{kind: math, answer: answer}`; one of math,
@@ -173,17 +175,16 @@ class CosineLengthParams(RewardParams):
             )
         return self
 
-    def score_range(self) -> tuple[float, float]:
-        exceeded = () if self.exceeded is None else (self.exceeded,)
-        values = (self.correct_shortest, self.correct_longest, self.wrong_shortest)
-        values = (*values, self.wrong_longest, *exceeded)
-        return min(values), max(values)
+    def details(self) -> Meta:
+        values = [self.correct_shortest, self.correct_longest, self.wrong_shortest]
+        values += [
+            self.wrong_longest,
+            self.wrong_shortest if self.exceeded is None else self.exceeded,
+        ]
+        return replace(self.meta, range=(min(values), max(values)))
 
-    def required_columns(self) -> tuple[str, ...]:
-        return self.of.required_columns()
-
-    def gold(self, batch: Batch, row: int) -> str | None:
-        return self.of.gold(batch, row)
+    def columns(self) -> Columns:
+        return self.of.columns()
 
     def problems(self, context: RewardContext | None = None) -> list[Issue]:
         return [replace(each, path=f"of.{each.path}") for each in self.of.problems(context)]
@@ -191,19 +192,14 @@ class CosineLengthParams(RewardParams):
     def time_limit(self) -> TimeLimit | None:
         """Return the nested reward's, with the score of a wrong answer of the greatest length."""
         limit = self.of.time_limit()
-        return limit and limit._replace(late_score=self.wrong_longest)
+        return limit and TimeLimit(limit.seconds, self.wrong_longest)
 
-    def gold_source(self) -> tuple[str, str] | None:
-        source = self.of.gold_source()
-        return None if source is None else (f"of.{source[0]}", source[1])
-
-    def gold_fault(self, batch: Batch, row: int) -> Issue | None:
+    def gold(self, batch: Batch, row: int) -> Gold | Issue | None:
         """Return the nested reward's."""
-        fault = self.of.gold_fault(batch, row)
-        return fault and replace(fault, path=f"of.{fault.path}")
-
-    def reads_tokens(self) -> bool:
-        return True
+        gold = self.of.gold(batch, row)
+        issue = gold.issue if isinstance(gold, Gold) else gold
+        placed = issue and replace(issue, path=f"of.{issue.path}")
+        return replace(gold, issue=placed) if isinstance(gold, Gold) else placed
 
     def build(self, context: RewardContext) -> Scorer:
         self.of.build(context)
@@ -218,7 +214,7 @@ class CosineLengthParams(RewardParams):
         return score_rows(score)
 
     def _shape(self, judged: Score, length: int, longest: int) -> Score:
-        right = judged.value == self.of.right_answer
+        right = judged.value == self.of.meta.right_answer
         reason = f"{'right' if right else 'wrong'} at {length} of {longest}: {judged.reason}"
         if self.exceeded is not None and length >= longest:
             return Score(self.exceeded, reason)
@@ -239,6 +235,7 @@ class SoftOverlongParams(RewardParams):
     """
 
     kind: ClassVar[str] = "soft_overlong"
+    meta: ClassVar[Meta] = Meta((-1.0, 0.0), reads_tokens=True)
 
     cache: Integer = Field(ge=1)
     """Number of tokens before the maximum length over which the penalty grows; less than that length."""
@@ -257,12 +254,6 @@ class SoftOverlongParams(RewardParams):
             message = f"completions end at {key} ({longest}), before the punishment begins ({limit - self.cache})"
             return [Issue(message, "remove `max_length`", "max_length")]
         return []
-
-    def score_range(self) -> tuple[float, float]:
-        return (-1.0, 0.0)
-
-    def reads_tokens(self) -> bool:
-        return True
 
     def build(self, context: RewardContext) -> Scorer:
         longest = self.max_length or context.max_completion_length
@@ -301,11 +292,8 @@ class RepetitionParams(RewardParams):
         fault = find_unreachable(self.ngram_size, self.unit, context)
         return [replace(fault, path="ngram_size")] if fault else []
 
-    def score_range(self) -> tuple[float, float]:
-        return (self.max_penalty, 0.0)
-
-    def reads_tokens(self) -> bool:
-        return self.unit == "tokens"
+    def details(self) -> Meta:
+        return Meta((self.max_penalty, 0.0), reads_tokens=self.unit == "tokens")
 
     def score(self, batch: Batch, row: int) -> Score:
         share = repeated_share(_read_units(batch, row, self.unit), self.ngram_size)

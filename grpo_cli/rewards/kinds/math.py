@@ -2,9 +2,9 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import lru_cache
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from typing import Any, ClassVar
 
 from pydantic import Field
 
@@ -21,8 +21,9 @@ from grpo_cli.rewards.answers import (
     tidy,
     unwrap,
 )
-from grpo_cli.rewards.contract import Batch, RewardParams, Score, TimeLimit, suggest_extraction
+from grpo_cli.rewards.contract import Batch, Gold, Meta, RewardParams, Score, TimeLimit
 from grpo_cli.rewards.expressions import parse_expression, same_expression, spell
+from grpo_cli.rewards.gold import make_gold, suggest_extraction
 
 _WORDS = re.compile(r"[A-Za-z][A-Za-z' ,.-]*")
 _WORD = re.compile(r"(?<![\\A-Za-z])(?<!\\begin\{)(?<!\\end\{)[A-Za-z]{3,}")
@@ -58,7 +59,7 @@ class MathParams(RewardParams):
     """
 
     kind: ClassVar[str] = "math"
-    right_answer: ClassVar[float | None] = 1.0
+    meta: ClassVar[Meta] = Meta((0.0, 1.0), right_answer=1.0)
 
     answer: str = "answer"
     """The column with the gold answer."""
@@ -69,58 +70,49 @@ class MathParams(RewardParams):
 
     def time_limit(self) -> TimeLimit:
         """Return one, as some short expressions keep sympy busy forever; these are not right."""
-        return TimeLimit(5.0, late_score=0.0)
+        return TimeLimit(5.0, 0.0, partial(self._judge, evaluate=False))
 
-    def gold(self, batch: Batch, row: int) -> str | None:
-        gold = self._gold(batch, row)
-        return None if gold is None else gold.text
-
-    def has_gold(self, batch: Batch, row: int) -> bool:
-        """Judge by the text alone, without math-verify."""
+    def gold(self, batch: Batch, row: int) -> Gold | Issue:
+        """Return the gold answer; `issue` tells if only an answer that is written alike equals it."""
         cell = batch.cell(self.answer, row)
-        return not isinstance(cell, list | dict | None) and _read_text(str(cell)) is not None
+        read = _read_text(cell)
+        vote = partial(canonical_answer, places=self.extract)
+        gold = make_gold(read.text if read else None, cell, self.answer, vote)
+        if read is None or isinstance(gold, Issue):
+            return gold
+        issue = gold.issue or self._find_literal(read)
+        return replace(gold, issue=issue, is_readable=lambda: read_gold(cell) is not None)
 
-    def gold_fault(self, batch: Batch, row: int) -> Issue | None:
-        """Return why a row cannot be judged, or is right only for an answer that is written alike."""
-        gold = _read_text(str(batch.cell(self.answer, row)))
-        if (fault := super().gold_fault(batch, row)) or gold is None or gold.quantity is not None:
-            return fault
+    def _find_literal(self, gold: "Reference") -> Issue | None:
+        """Return why a gold answer is compared as text that models write differently."""
+        if gold.quantity is not None:
+            return None
         alike = f"the gold {gold.text!r:.60} is compared as text:"
-        if _DECIMAL_COMMA.fullmatch(gold.text):
-            fix = "write it with a point, such as 1234.50"
-            return Issue(f"{alike} it has a decimal comma", fix, "answer", level="warning")
-        if len(words := _WORD.findall(gold.text)) > _SENTENCE:
-            seen = f"{alike} it has {len(words)} words"
-            return Issue(seen, suggest_extraction(self.answer), "answer", level="warning")
         plain = re.sub(r"\\[{}]", "", gold.text)
-        if plain.count("{") != plain.count("}"):
-            seen = f"{alike} it has a brace without its partner"
+        if _DECIMAL_COMMA.fullmatch(gold.text):
+            why, fix = "it has a decimal comma", "write it with a point, such as 1234.50"
+        elif len(words := _WORD.findall(gold.text)) > _SENTENCE:
+            why, fix = f"it has {len(words)} words", suggest_extraction(self.answer)
+        elif plain.count("{") != plain.count("}"):
+            why = "it has a brace without its partner"
             fix = "correct it in the data, or the `regex` that takes it out of a solution"
-            return Issue(seen, fix, "answer", level="warning")
-        return None
-
-    def score_easily(self, batch: Batch, row: int) -> Score | None:
-        return self._judge(batch, row, evaluate=False) if self.answer in batch.columns else None
-
-    def vote(self, text: str) -> str | None:
-        return canonical_answer(text, self.extract)
+        else:
+            return None
+        return Issue(f"{alike} {why}", fix, "answer", level="warning")
 
     def score(self, batch: Batch, row: int) -> Score:
         return self._judge(batch, row) or Score(None)
 
     def _judge(self, batch: Batch, row: int, *, evaluate: bool = True) -> Score | None:
-        gold = self._gold(batch, row)
-        if gold is None:
-            return Score(None, f"gold cannot be read: {batch.cell(self.answer, row)!r:.60}")
-        return compare(gold, batch.texts[row], self.extract, evaluate=evaluate)
-
-    def _gold(self, batch: Batch, row: int) -> "Gold | None":
         cell = batch.cell(self.answer, row)
-        return None if isinstance(cell, list | dict | None) else read_gold(str(cell))
+        gold = read_gold(cell)
+        if gold is None:
+            return Score(None, f"gold cannot be read: {cell!r:.60}")
+        return compare(gold, batch.texts[row], self.extract, evaluate=evaluate)
 
 
 @dataclass(frozen=True)
-class Gold:
+class Reference:
     """A reference answer, read once for all completions of its prompt."""
 
     text: str
@@ -128,14 +120,13 @@ class Gold:
     """The plain number it is, if it is one."""
 
 
-@lru_cache(maxsize=8192)
-def read_gold(written: str) -> Gold | None:
+def read_gold(cell: Any) -> Reference | None:
     r"""Read a gold answer: a number, an expression, words, or a solution with `####` or `\boxed`.
 
     Returns:
         The gold, or None if it is empty, a sentence around a number, or unreadable.
     """
-    gold = _read_text(written)
+    gold = _read_text(cell)
     if gold is None or gold.quantity is not None or is_words(gold.text):
         return gold
     if _LITERAL.fullmatch(gold.text):
@@ -143,19 +134,26 @@ def read_gold(written: str) -> Gold | None:
     return gold if parse_expression(gold.text) else None
 
 
-def _read_text(written: str) -> Gold | None:
+def _read_text(cell: Any) -> Reference | None:
     """Return the gold, unless its text alone rules it out."""
+    return None if isinstance(cell, list | dict | None) else _read_written(str(cell))
+
+
+@lru_cache(maxsize=8192)
+def _read_written(written: str) -> Reference | None:
     found = find_answer(written, ("boxed", "hashes", "answer_tag", "text"))
     if found is None:
         return None
     text = spell(unwrap(found.text))
     quantity = parse_number(text)
     plain = quantity is not None or is_words(text) or _LITERAL.fullmatch(text) is not None
-    return None if not plain and (_is_prose(text) or is_explosive(text)) else Gold(text, quantity)
+    return (
+        None if not plain and (_is_prose(text) or is_explosive(text)) else Reference(text, quantity)
+    )
 
 
 def compare(
-    gold: Gold, completion: str, places: Sequence[Place], *, evaluate: bool = True
+    gold: Reference, completion: str, places: Sequence[Place], *, evaluate: bool = True
 ) -> Score | None:
     """Return 1 for the right answer, else 0; None if only evaluating it can tell, and it must not be."""
     answer = find_answer(completion, places)
@@ -182,7 +180,7 @@ def _is_prose(text: str) -> bool:
     return len([word for word in words if word.lower() not in _FUNCTIONS]) > 1
 
 
-def _is_plainly_same(gold: Gold, text: str) -> bool | None:
+def _is_plainly_same(gold: Reference, text: str) -> bool | None:
     """Return whether two answers are equal; None if only evaluating them can tell."""
     text = spell(unwrap(text))
     quantity = gold.quantity and parse_number(_GLUED.sub(" ", text))

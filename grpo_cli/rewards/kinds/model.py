@@ -16,7 +16,7 @@ from pydantic import Field
 from grpo_cli.errors import RewardError, SetupError, nearest
 from grpo_cli.issues import Issue
 from grpo_cli.recipe.base import Integer
-from grpo_cli.rewards.contract import Batch, RewardContext, RewardParams, Score, Scorer
+from grpo_cli.rewards.contract import Batch, Meta, RewardContext, RewardParams, Score, Scorer
 
 if TYPE_CHECKING:
     import torch
@@ -51,7 +51,7 @@ class ModelParams(RewardParams):
     """
 
     kind: ClassVar[str] = "model"
-    costly: ClassVar[bool] = True
+    meta: ClassVar[Meta] = Meta(costly=True)
 
     path: str = Field(min_length=1)
     """A Hub id, or a folder relative to the recipe; start it with `./` if it could be a Hub id."""

@@ -9,7 +9,8 @@ import random
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import cache
+from dataclasses import replace
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field, field_validator
@@ -18,7 +19,15 @@ from pydantic_core import PydanticCustomError
 from grpo_cli.errors import RewardError, nearest
 from grpo_cli.issues import Issue
 from grpo_cli.recipe.dataset import IMAGES
-from grpo_cli.rewards.contract import Batch, RewardContext, RewardParams, Score, Scorer
+from grpo_cli.rewards.contract import (
+    Batch,
+    Columns,
+    Meta,
+    RewardContext,
+    RewardParams,
+    Score,
+    Scorer,
+)
 from grpo_cli.user_code import (
     ANY_SIGNATURE,
     Function,
@@ -78,17 +87,13 @@ class PythonParams(RewardParams):
     """
 
     kind: ClassVar[str] = "python"
+    meta: ClassVar[Meta] = Meta(named_by="path")
 
     path: str
     """`file.py:function`, relative to the recipe, or `package.module:function`; other callables
     work too."""
     kwargs: dict[str, Any] = Field(default_factory=dict)
     """More arguments for the function; they override columns of the same name."""
-
-    @classmethod
-    def default_name(cls, params: Mapping[str, Any]) -> str:
-        function = str(params.get("path", "")).rpartition(":")[2]
-        return function if function.isidentifier() else cls.kind
 
     @field_validator("path")
     @classmethod
@@ -112,28 +117,32 @@ class PythonParams(RewardParams):
         """The function's name."""
         return self.path.rpartition(":")[2]
 
-    def required_columns(self) -> tuple[str, ...]:
-        definition = self._definition()
-        signature = signature_of(definition)
-        if _tool_of(signature):
-            return ()  # `problems` tells
-        required = dict.fromkeys(_required_names(signature))
-        required |= dict.fromkeys(_keys_read_first(definition))
-        return tuple(name for name in required if not self._is_passed(name))
+    def details(self) -> Meta:
+        signature = signature_of(self._definition)
+        return replace(
+            self.meta,
+            waits=isinstance(self._definition, ast.AsyncFunctionDef),
+            reads_tokens="completion_ids" in _required_names(signature),
+            reads_images=_accepts(signature, IMAGES),
+        )
 
-    def named_columns(self) -> tuple[str, ...]:
-        parameters = signature_of(self._definition()).parameters.values()
-        named = (each.name for each in parameters if each.kind is not each.VAR_KEYWORD)
-        return tuple(name for name in named if not self._is_passed(name))
+    def columns(self) -> Columns:
+        signature = signature_of(self._definition)
+        named = [n for n, each in signature.parameters.items() if each.kind is not each.VAR_KEYWORD]
+        required = dict.fromkeys(_required_names(signature))
+        required |= dict.fromkeys(_keys_read_first(self._definition))
+        if _tool_of(signature):
+            required = {}  # `problems` tells
+        both = ([n for n in names if not self._is_passed(n)] for names in (required, named))
+        return Columns(*map(tuple, both))
 
     def _is_passed(self, name: str) -> bool:
         return name in TRL_PARAMETERS or name in _SINGULARS or name in self.kwargs
 
     def problems(self, context: RewardContext | None = None) -> list[Issue]:
-        try:
-            signature = signature_of(_find_definition(self.source, self.function))
-        except SourceError as error:
-            return [Issue(error.seen, error.fix, "path")]
+        if isinstance(self._found, SourceError):
+            return [Issue(self._found.seen, self._found.fix, "path")]
+        signature = signature_of(self._definition)
         call, required = f"{self.function}()", _required_names(signature)
         if tool := _tool_of(signature):
             seen = f"{call} has the signature of {tool}, which passes {_OTHER_TOOLS[tool][1]}"
@@ -162,20 +171,17 @@ class PythonParams(RewardParams):
             faults.append(Issue(message, fix, f"kwargs.{name}"))
         return faults
 
-    def _definition(self) -> ast.AST | None:
+    @cached_property
+    def _found(self) -> ast.AST | SourceError | None:
+        """What binds the function's name, read once from the source; the error if that cannot be read."""
         try:
             return _find_definition(self.source, self.function)
-        except SourceError:
-            return None
+        except SourceError as error:
+            return error
 
-    def waits(self, *, limited: bool) -> bool:
-        return limited or isinstance(self._definition(), ast.AsyncFunctionDef)
-
-    def reads_tokens(self) -> bool:
-        return "completion_ids" in _required_names(signature_of(self._definition()))
-
-    def reads_images(self) -> bool:
-        return _accepts(signature_of(self._definition()), IMAGES)
+    @property
+    def _definition(self) -> ast.AST | None:
+        return None if isinstance(self._found, SourceError) else self._found
 
     def lost_state(self) -> list[str]:
         """Return the variables of the function's file that calls visibly change, and no checkpoint holds."""

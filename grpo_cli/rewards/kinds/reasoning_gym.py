@@ -4,7 +4,7 @@ import copy
 import json
 import re
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, ClassVar
 
 from pydantic import Field
@@ -13,7 +13,17 @@ from grpo_cli.errors import RewardError, nearest
 from grpo_cli.issues import Issue
 from grpo_cli.recipe.base import OneOrMany
 from grpo_cli.rewards.answers import TextOrPlace, canonical_answer, find_answer, is_explosive
-from grpo_cli.rewards.contract import Batch, RewardContext, RewardParams, Score, Scorer, TimeLimit
+from grpo_cli.rewards.contract import (
+    Batch,
+    Columns,
+    Gold,
+    Meta,
+    RewardContext,
+    RewardParams,
+    Score,
+    Scorer,
+    TimeLimit,
+)
 from grpo_cli.rewards.kinds import find_missing
 
 TaskScorer = Callable[[str | None, dict[str, Any]], float]
@@ -48,7 +58,7 @@ class ReasoningGymParams(RewardParams):
     """
 
     kind: ClassVar[str] = "reasoning_gym"
-    right_answer: ClassVar[float | None] = 1.0
+    meta: ClassVar[Meta] = Meta((0.0, 1.0), right_answer=1.0)
 
     task: str | None = None
     """The task; leave out to read it from each row's metadata (`source_dataset`)."""
@@ -56,37 +66,31 @@ class ReasoningGymParams(RewardParams):
     """Where to look for the answer: one place, or a list in order; `text` is the whole completion
     (after `</think>`), stripped of white space."""
 
-    def required_columns(self) -> tuple[str, ...]:
-        return ("answer", "metadata")
+    def columns(self) -> Columns:
+        return Columns(("answer", "metadata"))
 
     def problems(self, context: RewardContext | None = None) -> list[Issue]:
         return find_missing("reasoning_gym", "reasoning-gym", "reasoning-gym")
 
     def time_limit(self) -> TimeLimit:
         """Return one, as some scorers evaluate an answer; what takes too long is not right."""
-        return TimeLimit(5.0, late_score=0.0)
+        return TimeLimit(5.0, 0.0, self._score_easily)
 
-    def gold(self, batch: Batch, row: int) -> str | None:
-        answer: str | None = batch.cell("answer", row)
-        return answer
-
-    def gold_fault(self, batch: Batch, row: int) -> Issue | None:
+    def gold(self, batch: Batch, row: int) -> Gold | Issue:
         try:
-            self._task(_read_entry(batch, row))
+            entry = _read_entry(batch, row)
+            self._task(entry)
         except RewardError as error:
             return error.as_issue("task")
-        return None
+        return Gold(entry["answer"] or "", partial(canonical_answer, places=self.extract))
 
-    def score_easily(self, batch: Batch, row: int) -> Score | None:
+    def _score_easily(self, batch: Batch, row: int) -> Score | None:
         from reasoning_gym.dataset import ProceduralDataset
 
         scorer = _find_scorer(self._task(_read_entry(batch, row)))
         owner = type(getattr(scorer, "__self__", None))
         compares = getattr(owner, "score_answer", None) is ProceduralDataset.score_answer
         return self.score(batch, row) if compares else None
-
-    def vote(self, text: str) -> str | None:
-        return canonical_answer(text, self.extract)
 
     def build(self, context: RewardContext) -> Scorer:
         if self.task is not None:

@@ -138,7 +138,7 @@ ODD = [
 @pytest.mark.parametrize(("gold", "seen"), ODD)
 def test_a_gold_that_no_answer_equals_is_named(gold, seen):
     batch = Batch([""], [""], columns={"answer": [gold]})
-    fault = ExactParams.model_validate({}).gold_fault(batch, 0)
+    fault = ExactParams.model_validate({}).gold(batch, 0).issue
     assert (fault is not None and seen in fault.seen and fault.fix) if seen else fault is None
 
 

@@ -2,6 +2,7 @@
 
 import json
 import textwrap
+import time
 from functools import partial
 
 import pytest
@@ -12,7 +13,8 @@ from grpo_cli.recipe.rewards import RewardConfig
 from grpo_cli.reward_test import testing
 from grpo_cli.reward_test.findings import check_gold_fits, check_golds
 from grpo_cli.reward_test.run import try_recipe
-from grpo_cli.reward_test.testing import FORMS, Table, TooSlowError, wrong_answers
+from grpo_cli.reward_test.table import Table, TooSlowError
+from grpo_cli.reward_test.testing import FORMS, wrong_answers
 from grpo_cli.rewards.building import build_rewards
 from grpo_cli.rewards.contract import RewardContext, Score
 from grpo_cli.rewards.kinds.length import CosineLengthParams
@@ -340,7 +342,7 @@ def test_the_gold_of_a_nested_reward_is_shown_with_its_column():
 
 def test_the_slow_reward_is_named_and_its_first_call_left_out(monkeypatch):
     clock = [0.0]
-    monkeypatch.setattr(testing.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
 
     def scorer(first_s, each_s):
         calls = []
@@ -411,7 +413,7 @@ def test_solutions_of_programs_are_run_although_time_is_limited(attempt):
 
 def test_failures_before_the_time_was_up_are_reported(attempt, tmp_path, monkeypatch):
     clock = iter(range(10_000))
-    monkeypatch.setattr(testing.time, "perf_counter", lambda: next(clock) / 10)
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock) / 10)
     (tmp_path / "own.py").write_text("def f(completions, **kw):\n    return 1 / 0\n")
     own = "- {kind: python, path: ./own.py:f, on_error: zero}"
     trial = attempt(own, budget_s=0.15)
@@ -421,7 +423,7 @@ def test_failures_before_the_time_was_up_are_reported(attempt, tmp_path, monkeyp
 
 def test_what_was_scored_before_the_time_was_up_is_reported(attempt, monkeypatch):
     clock = iter(range(10_000))
-    monkeypatch.setattr(testing.time, "perf_counter", lambda: next(clock) / 10)
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock) / 10)
     rows = [{**row, "answer": "hard to say: 12 or 14"} for row in ROWS[:2]]
     trial = attempt("- {kind: math}\n- {kind: length, target: 3}", [*ROWS, *rows], budget_s=3)
     assert "not all answers were scored" in found(trial, "note")[0]

@@ -276,7 +276,7 @@ def test_hostile_completions_are_fast():
 
 def test_a_missing_column_is_an_error():
     for params in (ExactParams(answer="x"), ContainsParams(answer="x"), ChoiceParams(answer="x")):
-        assert params.required_columns() == ("x",)
+        assert params.columns().required == ("x",)
         [result] = params.build(RewardContext(64))(Batch([""], ["B"], columns={"answer": ["B"]}))
         assert "no column 'x'" in str(result)
 

@@ -228,14 +228,6 @@ def test_a_key_in_place_of_its_variables_name_is_never_shown(check, secret):
             "set `flags: [dotall]`",
         ),
         (
-            {"kind": "json", "json_schema": {"properties": {"title": {"typ": "string"}}}},
-            [{}],
-            "warning",
-            "json_schema.properties.title.typ",
-            "no keyword `typ`",
-            "write `type`",
-        ),
-        (
             {"kind": "choice"},
             [{"answer": 1}, {"answer": 4}, {"answer": 2}, {"answer": 3}],
             "error",
@@ -290,19 +282,6 @@ def test_a_key_in_place_of_its_variables_name_is_never_shown(check, secret):
             "ngram_size",
             "50 words are more than a completion can have",
             "write at most 8",
-        ),
-        (
-            {
-                "kind": "judge",
-                "model": "m",
-                "rubric": "./a.txt",
-                "base_url": "http://localhost:1/v1",
-            },
-            [{}],
-            "warning",
-            "rubric",
-            "'./a.txt' is the name of a file",
-            "write the text itself",
         ),
         (
             {

@@ -8,7 +8,7 @@ import pytest
 from grpo_cli.errors import RewardError
 from grpo_cli.recipe.rewards import RewardConfig
 from grpo_cli.rewards.answers import find_answer
-from grpo_cli.rewards.building import build_rewards
+from grpo_cli.rewards.building import build_rewards, refuse
 from grpo_cli.rewards.contract import Batch, RewardContext, Score
 from grpo_cli.rewards.kinds.code import CodeParams
 
@@ -272,7 +272,7 @@ def test_forms_of_pytest(name):
     ],
 )
 def test_forms_that_the_sandbox_lacks_are_named(tests, form):
-    fault = CodeParams().gold_fault(Batch([""], [""], columns={"tests": [tests]}), 0)
+    fault = CodeParams().gold(Batch([""], [""], columns={"tests": [tests]}), 0)
     assert fault.level == "error"
     assert form in fault.seen
 
@@ -345,7 +345,7 @@ def test_malformed_tests_are_errors(cell):
 )
 def test_tests_that_no_program_or_every_program_would_pass_are_errors(cell, seen):
     batch = Batch([""], [""], columns={"tests": [cell]})
-    assert seen in CodeParams().gold_fault(batch, 0).seen
+    assert seen in CodeParams().gold(batch, 0).seen
     with pytest.raises(RewardError, match=seen):
         score(DOUBLE, cell)
 
@@ -453,13 +453,13 @@ def test_threads_exit_and_installed_packages():
 
 def test_the_solution_is_a_gold():
     params = CodeParams(solution="answer")
-    columns = {"answer": ["x = 1", ["y = 2"], None, '["z = 3"]']}
+    columns = {"answer": ["x = 1", ["y = 2"], None, '["z = 3"]'], "tests": [CASES] * 4}
     batch = Batch([""] * 4, [""] * 4, columns=columns)
-    golds = [params.gold(batch, row) for row in range(4)]
+    golds = [params.gold(batch, row).text for row in range(4)]
     assert golds == [
-        fence and f"```python\n{fence}\n```" for fence in ("x = 1", "y = 2", None, "z = 3")
+        fence and f"```python\n{fence}\n```" for fence in ("x = 1", "y = 2", "", "z = 3")
     ]
-    assert CodeParams().gold(batch, 0) is None
+    assert CodeParams().gold(batch, 0).text == ""
 
 
 def test_other_systems_are_refused(monkeypatch):
@@ -468,7 +468,7 @@ def test_other_systems_are_refused(monkeypatch):
     path, message = issue.path, issue.seen
     assert (path, "win32" in message) == ("kind", True)
     with pytest.raises(RewardError, match="cannot be confined"):
-        CodeParams().refuse(CONTEXT)
+        refuse(CodeParams(), CONTEXT)
 
 
 LIBRARY = """
@@ -644,13 +644,12 @@ def test_what_fails_a_test_is_an_assertion(name):
 def test_inputs_that_look_like_arguments_are_told_if_no_function_is_named():
     cases = [{"input": "[3, 1]", "output": "[1, 3]"}, {"input": '"b"', "output": "2"}]
     batch = Batch([""], [""], columns={"tests": [cases]})
-    fault = CodeParams().gold_fault(batch, 0)
+    fault = CodeParams().gold(batch, 0).issue
     assert (fault.level, fault.path) == ("warning", "function")
     assert "look like the argument and the result of a function" in fault.seen
-    assert CodeParams().has_gold(batch, 0)
     assert "tests of functions need `function`" in score("def f(x): return x", cases).reason
     for plain in (CASES, [{"input": "2\n1 2", "output": "3"}], [{"input": "a b", "output": "[1]"}]):
-        assert CodeParams().gold_fault(Batch([""], [""], columns={"tests": [plain]}), 0) is None
+        assert CodeParams().gold(Batch([""], [""], columns={"tests": [plain]}), 0).issue is None
 
 
 @pytest.mark.parametrize("name", TESTED)
@@ -669,7 +668,7 @@ def test_machines_without_protection_run_nothing_unless_told_to(monkeypatch):
         assert "could change your files" in message
         assert "`unprotected: true`" in fix
         with pytest.raises(RewardError, match="could change your files"):
-            CodeParams().refuse(CONTEXT)
+            refuse(CodeParams(), CONTEXT)
         assert not CodeParams(unprotected=True).problems()
     for found in [
         ("namespaces",),

@@ -81,23 +81,6 @@ def test_failures_say_where_and_what(text, reason):
     assert "reward 'mine'" in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("text", "mended"),
-    [
-        ("task = 'a=b'", "task == 'a=b'"),
-        ("(level=1) or task", "(level==1) or task"),
-        ("level == 1 && task", "level == 1 and task"),
-        ("level = 1 || task", "level == 1 or task"),
-    ],
-)
-def test_operators_of_other_languages_are_mended(text, mended):
-    with pytest.raises(RewardError) as caught:
-        Condition(text).columns()
-    assert str(caught.value).endswith(f": when: {mended}")
-    assert "chunk" not in str(caught.value)
-    Condition(mended).columns()
-
-
 def test_named_arguments_are_not_taken_for_comparisons():
     assert Condition("task | default(default_value='x') == 'x'").columns() == {"task"}
     with pytest.raises(RewardError, match="is not one expression"):

@@ -124,7 +124,7 @@ def test_the_judge_sees_prompt_reference_and_what_follows_the_thoughts(serve):
 def test_an_empty_reference_is_not_shown_and_a_missing_column_is_an_error(serve):
     server = serve()
     reward = build(server, reference="gold")
-    assert reward.params.required_columns() == ("gold",)
+    assert reward.params.columns().required == ("gold",)
     assert values(reward, "a", gold=[None]) == [0.1]
     assert "REFERENCE ANSWER" not in sections(server.requests[0])
     with pytest.raises(RewardError, match="there is no column 'gold'"):

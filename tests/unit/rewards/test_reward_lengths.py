@@ -90,7 +90,7 @@ def test_cosine_length_with_the_papers_values():
 def test_cosine_length_nests_answer_kinds(of, gold, completion):
     params = CosineLengthParams(of=of)
     assert params.of.kind == of["kind"]
-    assert params.required_columns() == ("answer",)
+    assert params.columns().required == ("answer",)
     assert score(params, completion, 0, gold) == 1
     assert score(params, "", 0, gold) == -1
     assert score(params, completion, 0, None) is None

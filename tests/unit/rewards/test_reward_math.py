@@ -180,7 +180,7 @@ def test_unknown_places_are_refused(extract):
 
 def test_the_column_can_be_named():
     params = MathParams(answer="solution")
-    assert params.required_columns() == ("solution",)
+    assert params.columns().required == ("solution",)
     scorer = params.build(RewardContext(64))
     assert scorer(Batch([""], ["7"], columns={"solution": ["7"]}))[0].value == 1.0
 

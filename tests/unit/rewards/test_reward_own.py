@@ -169,7 +169,7 @@ def test_modules_and_neighbours_can_be_imported(write, tmp_path, monkeypatch):
 def test_required_columns_are_read_without_running_the_file(write, signature, columns):
     path = write(f"raise RuntimeError('must not run')\ndef f({signature}): return []")
     params = PythonParams(path=f"{path}:f", kwargs={"bonus": 1})
-    assert params.required_columns() == columns
+    assert params.columns().required == columns
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_required_columns_are_read_without_running_the_file(write, signature, co
 )
 def test_columns_that_are_read_by_their_names_are_required(write, body, columns):
     path = write(f"def f(completions, **kwargs):\n    {body}\n")
-    assert PythonParams(path=f"{path}:f").required_columns() == columns
+    assert PythonParams(path=f"{path}:f").columns().required == columns
 
 
 @pytest.mark.parametrize(
@@ -317,4 +317,14 @@ def test_a_function_of_another_tool_is_told_from_missing_columns(write, signatur
     params = PythonParams(path=f"{write(f'def f({signature}): ...')}:f")
     told = [each.seen for each in params.problems()]
     assert [f"has the signature of {tool}" in each for each in told] == [True] * bool(tool)
-    assert (params.required_columns() == ()) is bool(tool)
+    assert (params.columns().required == ()) is bool(tool)
+
+
+def test_a_file_is_read_once_whatever_is_asked_of_it(write):
+    path = write("async def f(completions, completion_ids, answer, **kwargs): return []")
+    params = PythonParams(path=f"{path}:f")
+    assert params.problems() == []
+    path.unlink()
+    assert params.details().waits
+    assert params.details().reads_tokens
+    assert params.columns().required == ("answer",)

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from typing import ClassVar
 
@@ -19,7 +20,7 @@ from grpo_cli.recipe.kinds import added_kinds
 from grpo_cli.recipe.rewards import RewardConfig
 from grpo_cli.rewards import registry
 from grpo_cli.rewards.building import build_rewards
-from grpo_cli.rewards.contract import Batch, RewardContext, RewardParams, Score
+from grpo_cli.rewards.contract import Batch, Gold, RewardContext, RewardParams, Score
 from grpo_cli.rewards.kinds.math import MathParams
 from tests.in_process import run_command
 from tests.recipe_texts import GOOD, write_recipe
@@ -45,18 +46,21 @@ def package(monkeypatch):
     monkeypatch.syspath_prepend(str(PACKAGE))
 
 
+def install(monkeypatch, folder, module, code, entry_points):
+    """Add a package with reward kinds, as it lies in `site-packages`."""
+    metadata = folder / f"{module}-1.0.dist-info"
+    metadata.mkdir(parents=True)
+    (folder / f"{module}.py").write_text(code)
+    metadata.joinpath("METADATA").write_text(f"Name: {module}\nVersion: 1.0\n")
+    metadata.joinpath("entry_points.txt").write_text(f"[grpo.rewards]\n{entry_points}\n")
+    monkeypatch.syspath_prepend(str(folder))
+
+
 @pytest.fixture
 def sound_package(tmp_path, monkeypatch):
     """The same without the entry points that are broken."""
-    folder = tmp_path / "site"
-    (folder / "grpo_shout-1.0.dist-info").mkdir(parents=True)
-    (folder / "grpo_shout.py").write_text((PACKAGE / "grpo_shout.py").read_text())
-    metadata = folder / "grpo_shout-1.0.dist-info"
-    metadata.joinpath("METADATA").write_text("Name: grpo-shout\nVersion: 1.0\n")
-    metadata.joinpath("entry_points.txt").write_text(
-        "[grpo.rewards]\nshout = grpo_shout:ShoutParams\n"
-    )
-    monkeypatch.syspath_prepend(str(folder))
+    code = (PACKAGE / "grpo_shout.py").read_text()
+    install(monkeypatch, tmp_path / "site", "grpo_shout", code, "shout = grpo_shout:ShoutParams")
 
 
 def build(**config):
@@ -133,6 +137,59 @@ def test_a_broken_entry_point_is_named(package, tmp_path, kind, message):
     with pytest.raises(RewardError, match=message):
         registry.find_kind(kind)
     assert re.search(message, errors(tmp_path, kind=kind))
+
+
+FORMER = """
+from typing import ClassVar
+from grpo_cli.rewards.contract import RewardParams, Score
+
+class FormerParams(RewardParams):
+    kind: ClassVar[str] = "former"
+    highest: ClassVar[float | None] = 1.0
+
+    def required_columns(self):
+        return ("answer",)
+
+    def score(self, batch, row):
+        return Score(1.0)
+
+class NewParams(RewardParams):
+    kind = "new"
+
+    highest: int = 3
+
+    def score(self, batch, row):
+        return Score(float(self.highest))
+"""
+
+
+def test_a_kind_of_an_earlier_version_is_named_with_what_to_write(tmp_path, monkeypatch):
+    entries = "former = grpo_former:FormerParams\nnew = grpo_former:NewParams"
+    install(monkeypatch, tmp_path / "site", "grpo_former", FORMER, entries)
+    with pytest.raises(RewardError, match=r"FormerParams .* highest, required_columns\. Fix: "):
+        registry.find_kind("former")
+    assert errors(tmp_path, kind="former").count("Fix: ") == 1
+    # A parameter may have such a name.
+    assert build(kind="new").score(Batch([""], [""]))[0].value == 3.0
+
+
+def test_the_kind_of_the_guide_is_short_and_works(tmp_path, monkeypatch):
+    page = (PACKAGE.parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    [block] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    code = textwrap.dedent("   " + block.lstrip())
+    assert len(code.splitlines()) <= 40
+    entry = "last_line = grpo_last_line:LastLineParams"
+    install(monkeypatch, tmp_path / "site", "grpo_last_line", code, entry)
+    assert errors(tmp_path, kind="last_line") == ""
+    reward = build(kind="last_line")
+    texts = ["Hm.\nPARIS", "Paris, I think", "", "Paris"]
+    batch = Batch(["Where?"] * 4, texts, columns={"answer": ["Paris", "Paris", "Paris", None]})
+    assert [score.value for score in reward.score(batch)] == [1.0, 0.0, 0.0, None]
+    golds = [reward.params.gold(batch, row) for row in (0, 3)]
+    assert isinstance(golds[0], Gold)
+    assert golds[0].vote(texts[0]) == "paris"
+    assert golds[1].level == "warning"
+    assert reward.right_answer == 1.0
 
 
 class Vowels(RewardParams):

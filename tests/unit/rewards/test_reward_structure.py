@@ -7,6 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from grpo_cli.errors import RewardError, SetupError, install_extra
+from grpo_cli.rewards.building import refuse
 from grpo_cli.rewards.contract import Batch, RewardContext
 from grpo_cli.rewards.kinds.json import JsonParams
 
@@ -62,7 +63,7 @@ def test_a_schema_may_want_a_bare_number():
 
 
 def test_a_row_without_a_schema_does_not_apply():
-    assert JsonParams(column="s").required_columns() == ("s",)
+    assert JsonParams(column="s").columns().required == ("s",)
     assert score(JsonParams(column="s"), "{}", s=None) is None
 
 
@@ -85,7 +86,7 @@ def test_a_rows_schema_that_is_not_json_is_found_before_scoring():
     rows = Batch(
         [""] * 3, [""] * 3, columns={"s": ["{'type': 'object'}", '{"type": "object"}', None]}
     )
-    faults = [JsonParams(column="s").gold_fault(rows, row) for row in range(3)]
+    faults = [JsonParams(column="s").gold(rows, row) for row in range(3)]
     assert [bool(fault) for fault in faults] == [True, False, False]
     assert "json.dumps" in faults[0].fix
 
@@ -109,13 +110,13 @@ def test_problems(tmp_path):
     assert "cannot be read" in message
     assert issue.fix == "correct the path, or write the file"
     with pytest.raises(RewardError, match="not a JSON Schema"):
-        JsonParams(json_schema={"type": 3}).refuse(RewardContext(64))
+        refuse(JsonParams(json_schema={"type": 3}), RewardContext(64))
 
 
 def test_a_missing_library_is_a_setup_error(monkeypatch):
     monkeypatch.setitem(sys.modules, "jsonschema", None)
     with pytest.raises(SetupError, match=re.escape(install_extra("json"))):
-        JsonParams(column="s").refuse(RewardContext(64))
+        refuse(JsonParams(column="s"), RewardContext(64))
     assert score(JsonParams(), '{"a": 1}') == 1
 
 
