@@ -35,9 +35,12 @@ def check_needed_columns(
     }
     for path, params in kinds.items():
         who = f"the {'reward' if path.startswith('rewards') else 'environment'} needs"
-        of_reward = isinstance(params, RewardParams)
-        needed = params.columns().required if of_reward else params.required_columns()
-        for name in () if path.startswith("tools") else needed:
+        needed: Sequence[str] = ()
+        if isinstance(params, RewardParams):
+            needed = params.columns().required
+        elif not path.startswith("tools"):
+            needed = params.required_columns()
+        for name in needed:
             if name not in available:
                 issue = missing_column(name, available - ADDED, path, who, inner=inner.get(name))
                 if path.startswith("environment") and available - ADDED == {"seed"}:

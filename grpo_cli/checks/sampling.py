@@ -16,6 +16,7 @@ from grpo_cli.recipe.loading import LoadedRecipe
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.recipe.training import AsyncConfig, TrainingConfig
 from grpo_cli.recipe.upstream_fields import read_fields
+from grpo_cli.rewards.building import waits
 from grpo_cli.rewards.contract import RewardParams
 
 SUPPORTED_VLLM = ">=0.22,<0.32"
@@ -354,12 +355,12 @@ def check_overlap(
     """
     path, parts = "generation.sampling_parts", recipe.generation.sampling_parts
     groups = (plan.prompts_per_generation_batch or parts) / plan.num_processes
-    waits = any(
-        params[place].details().waits or entry.timeout_s is not None
+    has_waiting = any(
+        waits(params[place], entry.timeout_s)
         for place, entry in enumerate(recipe.rewards)
         if place in params
     )
-    if parts > 1 and not waits:
+    if parts > 1 and not has_waiting:
         seen = "no reward waits for anything, so batches are sampled whole"
         fix = "remove it; a `python` reward takes part if its function is `async`, or it has a `timeout_s`"
         yield Issue(seen, fix, path, level="note")

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import mean, median
 
 from grpo_cli.issues import Issue, Level
-from grpo_cli.reward_test.table import Encode, Scores, Table
+from grpo_cli.reward_test.table import Scores, Table
 from grpo_cli.rewards.contract import Score, gold_column, text_of
 from grpo_cli.rewards.gold import suggest_extraction
 from grpo_cli.rewards.scoring import Condition, clip_score
@@ -120,25 +120,6 @@ def _check_gold_length(table: Table, index: int) -> Iterator[Issue]:
             path=f"rewards.{index}.{parameter}",
             level="warning",
         )
-
-
-def check_gold_fits(table: Table, encode: Encode | None, limit: int) -> Iterator[Issue]:
-    """Find golds that no completion of `limit` tokens can repeat."""
-    for index in table.judges if encode else ():
-        params = table.rewards[index].params
-        lengths = {row: len(encode(gold)) for row, gold in table.golds(index).items() if encode}
-        over = [row for row, length in lengths.items() if length > limit]
-        if params.meta.repeats_gold and len(over) > FEW_ODD * len(lengths):
-            column = gold_column(params)[1]
-            yield Issue(
-                f"in {_count(len(over), len(lengths))} the gold has more tokens than `max_completion_length: "
-                f"{limit}` allows, so no completion can be right; the first is {table.row_name(over[0])} with "
-                f"{lengths[over[0]]}",
-                f"set `max_completion_length: {2 * max(lengths.values())}`; or, if the golds are whole "
-                f"solutions, {suggest_extraction(column)}",
-                path="generation.max_completion_length",
-                level="error" if len(over) == len(lengths) else "warning",
-            )
 
 
 def _check_same_prompts(table: Table, index: int) -> Iterator[Issue]:

@@ -148,7 +148,7 @@ def try_rewards(
     chosen, many = (data.select(spread(len(data), most)) for most in (count, MOST_ROWS))
     table = Table(rewards, reward_columns(chosen, rewards), encode, on_progress, budget_s)
     everything = Table(rewards, reward_columns(many, ()), None, on_progress)
-    problems = [*findings.check_rows(everything), *findings.check_gold_fits(table, encode, longest)]
+    problems = [*findings.check_rows(everything)]
     forms: dict[int, str] = {}
     candidates: dict[str, Answers] = {}
     scored: dict[str, Scores] = {}

@@ -147,12 +147,17 @@ def _build_reward(
         on_error=config.on_error,
         clip=config.clip,
         condition=Condition(config.condition) if config.condition else None,
-        waits=params.details().waits or config.timeout_s is not None,
+        waits=waits(params, config.timeout_s),
         right_answer=_right_score(config, _best_answer(config)),
         reads=config.reads,
         path=path,
         trainer_state=context.trainer_state(),
     )
+
+
+def waits(params: RewardParams, timeout_s: float | None) -> bool:
+    """Return whether a reward mostly waits for something outside, or for processes that `timeout_s` starts."""
+    return params.details().waits or (timeout_s is not None and params.time_limit() is None)
 
 
 def refuse(params: RewardParams, context: RewardContext) -> None:
@@ -171,11 +176,7 @@ def _read_params(config: RewardConfig, name: str) -> RewardParams:
     try:
         return params.model_validate(config.params)
     except ValidationError as error:
-        faults = [
-            f"{'.'.join(str(part) for part in each['loc']) or 'parameters'}: {each['msg']}"
-            for each in error.errors()
-        ]
-        raise RewardError(f"reward {name!r} ({config.kind}): {'; '.join(faults)}") from error
+        raise RewardError(f"reward {name!r} ({config.kind}): {error}") from error
 
 
 def _time_limit(config: RewardConfig, reward: Reward) -> TimeLimit | None:

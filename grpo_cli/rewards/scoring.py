@@ -101,9 +101,8 @@ class Condition:
             parsed = environment().parse("{{ (" + self.text + ") }}")
         except TemplateSyntaxError as error:
             reason = (error.message or "").rstrip(".")
-            raise RewardError(
-                f"`{self.text:.200}` is not one expression ({reason}). {_FIX}"
-            ) from error
+            seen = f"`when` cannot be read: `{self.text:.200}` is not one expression ({reason})"
+            raise RewardError(f"{seen}. {_FIX}") from error
         return frozenset(each.name for each in parsed.find_all(nodes.Name)) - {"range"}
 
     def holds(self, batch: Batch, row: int) -> bool:

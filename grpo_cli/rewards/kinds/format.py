@@ -208,18 +208,6 @@ class TagCountParams(RewardParams):
     tags: tuple[str, ...] = Field(default=_TAGS, min_length=1)
     """The tags, as they are written in completions."""
 
-    def problems(self, context: RewardContext | None = None) -> list[Issue]:
-        return [
-            Issue(
-                f"{tag!r:.60} has only one of `<` and `>`",
-                "write the tag with both",
-                f"tags.{place}",
-                level="warning",
-            )
-            for place, tag in enumerate(self.tags)
-            if tag.strip().startswith("<") != tag.strip().endswith(">")
-        ]
-
     def score(self, batch: Batch, row: int) -> Score:
         wrong = [tag for tag in self.tags if batch.texts[row].count(tag) != 1]
         share = (len(self.tags) - len(wrong)) / len(self.tags)

@@ -1,7 +1,7 @@
 """The reward `json`: structured output, valid or matching a JSON Schema."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from typing import Any, ClassVar, Literal
@@ -26,8 +26,6 @@ from grpo_cli.rewards.contract import (
 from grpo_cli.rewards.kinds import find_missing
 
 JsonPlace = Literal["block", "answer_tag", "text"]
-_DATA = ("const", "default", "enum", "examples")
-"""Keywords of schemas that hold values, not schemas."""
 Check = Callable[[Any], str]
 """Says why a value does not match; empty if it does."""
 
@@ -139,19 +137,6 @@ def _as_text(cell: Any) -> str:
     return cell if isinstance(cell, str) else json.dumps(cell)
 
 
-def _find_references(schema: Any) -> Iterator[str]:
-    """Yield the references of a schema, but for parts with an `$id`, where they mean something else."""
-    if isinstance(schema, list):
-        for each in schema:
-            yield from _find_references(each)
-    elif isinstance(schema, dict):
-        for key, value in schema.items():
-            if key == "$ref" and isinstance(value, str):
-                yield value
-            elif key not in _DATA and not (isinstance(value, dict) and "$id" in value):
-                yield from _find_references(value)
-
-
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
@@ -165,8 +150,6 @@ def _compile_schema(written: str) -> Check:
     """Return the check of a JSON Schema; raises `RewardError` if the text is none."""
     import jsonschema
     from referencing import Registry
-    from referencing.exceptions import Unresolvable
-    from referencing.jsonschema import DRAFT202012, specification_with
 
     try:
         schema = json.loads(written)
@@ -181,14 +164,6 @@ def _compile_schema(written: str) -> Check:
     # Without a registry of its own, it would fetch references from the network.
     registry: Any = Registry()
     validate = validator(schema, registry=registry)
-    for reference in _find_references(schema):
-        kind = specification_with(schema.get("$schema", ""), default=DRAFT202012)
-        try:
-            registry.resolver_with_root(kind.create_resource(schema)).lookup(reference)
-        except Unresolvable as error:
-            where = "the schema has no such part" if reference[:1] == "#" else "it is not fetched"
-            fix = "write that part, such as under `$defs`, or correct the reference"
-            raise RewardError(f"`$ref: {reference}`: {where}. Fix: {fix}") from error
 
     def check(value: Any) -> str:
         fault = next(validate.iter_errors(value), None)

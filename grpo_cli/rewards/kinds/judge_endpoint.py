@@ -1,6 +1,5 @@
 """Requests to the judge at an OpenAI-compatible endpoint, and how its replies are read."""
 
-import contextlib
 import json
 import logging
 from collections.abc import Iterator, Sequence
@@ -20,10 +19,7 @@ REASON_LENGTH = 200
 """Characters kept of a justification."""
 _FORMS: tuple[ReplyForm, ...] = ("json_schema", "json_object", "text")
 """From the strictest to what every endpoint knows."""
-_IMAGE_WORDS = ("image", "vision", "multimodal", "multi-modal")
 _FORM_WORDS = ("response_format", "json_schema", "json_object", "structured output", "guided")
-_REFUSALS = (400, 404, 415, 422)
-"""Statuses of requests that a server cannot understand."""
 _SHOWN = 300
 
 _log = logging.getLogger(__name__)
@@ -238,7 +234,7 @@ class Endpoint:
                 )
             except self._openai.APIStatusError as error:
                 if not self._adapt(error, fields, form):
-                    raise await self._explain_status(client, error) from None
+                    raise self._explain_status(error) from None
             except self._openai.APIConnectionError as error:
                 raise self._explain_connection(error) from None
             except (self._openai.OpenAIError, ValueError):
@@ -267,19 +263,12 @@ class Endpoint:
             return False
         return True
 
-    async def _explain_status(self, client: Any, error: Any) -> _RefusalError:
+    def _explain_status(self, error: Any) -> _RefusalError:
         """Return what an error status means, after the client's retries."""
         code, variable = error.status_code, self._params.api_key_env
         message = self._clean(_message_of(error))
         answer = f"{self._url} answered {code}: {message}"
-        refuses = code in _REFUSALS and any(word in message.lower() for word in _IMAGE_WORDS)
-        if self._params.images and refuses:
-            fix = f"name a judge that reads images instead of {self._params.model}, or remove `images: true`"
-            return _RefusalError(f"{answer}. Fix: {fix}")
         if code == 404:
-            with contextlib.suppress(Exception):  # whatever keeps the list away, the 404 stays
-                models = ", ".join([str(each.id) for each in (await client.models.list()).data])
-                answer += f"; its models: {self._clean(models)}"
             fix = f"correct model ({self._params.model}), or base_url (it usually ends in /v1)"
             return _RefusalError(f"{answer}. Fix: {fix}", all_requests=True)
         if code in (401, 403):

@@ -101,8 +101,6 @@ class ModelParams(RewardParams):
             architectures = [str(name) for name in config.get("architectures") or []]
         except (OSError, ValueError, AttributeError, RecursionError):
             return [Issue(f"{self.path}/config.json is not JSON", "fetch the model anew", "path")]
-        if self.revision is not None:
-            return [Issue("a folder has no revisions", "remove `revision`", "revision")]
         own_code = f"AutoModel{_HEAD}" in (config.get("auto_map") or {})
         if own_code and not self.trust_remote_code:
             message = "the model brings Python code of its own"

@@ -9,14 +9,12 @@ import pytest
 
 from grpo_cli.checks.recipe_checks import check_recipe
 from grpo_cli.errors import UsageError
-from grpo_cli.recipe.rewards import RewardConfig
 from grpo_cli.reward_test import testing
-from grpo_cli.reward_test.findings import check_gold_fits, check_golds
+from grpo_cli.reward_test.findings import check_golds
 from grpo_cli.reward_test.run import try_recipe
 from grpo_cli.reward_test.table import Table, TooSlowError
 from grpo_cli.reward_test.testing import FORMS, wrong_answers
-from grpo_cli.rewards.building import build_rewards
-from grpo_cli.rewards.contract import RewardContext, Score
+from grpo_cli.rewards.contract import Score
 from grpo_cli.rewards.kinds.length import CosineLengthParams
 from grpo_cli.rewards.scoring import Reward
 
@@ -292,18 +290,6 @@ def test_whole_solutions_as_golds_are_a_warning(attempt, rewards, answer, path):
         assert problem.level == "warning"
         assert "row 1: " in problem.seen
         assert "regex: '####" in problem.fix
-
-
-@pytest.mark.parametrize(("long", "level"), [(12, "error"), (6, "warning"), (0, None)])
-def test_golds_longer_than_a_completion_are_found(long, level):
-    [reward] = build_rewards([RewardConfig(kind="exact")], RewardContext(16))
-    golds = [LONG.format(at) if at < long else "7" for at in range(12)]
-    table = Table([reward], {"prompt": ["q"] * 12, "answer": golds}, None, lambda what: None)
-    problems = list(check_gold_fits(table, str.split, 16))
-    assert [each.level for each in problems] == ([level] if level else [])
-    for problem in problems:
-        assert f"in {long} of 12 rows" in problem.seen
-        assert "`max_completion_length: 34`" in problem.fix
 
 
 def test_equal_prompts_with_different_golds_are_found(attempt):

@@ -135,12 +135,12 @@ def test_a_wrong_parameter_is_cited_at_its_key(check, reward, path):
     assert problem.path == path
 
 
-def test_a_single_equals_sign_is_mended(check):
+def test_a_single_equals_sign_is_refused(check):
     (problem,) = check(
         {"kind": "math", "when": "task = 'math'"}, [{"answer": "5", "task": "math"}] * 4
     )
-    assert "`=` sets a value" in problem.seen
-    assert problem.fix == "use `==` to compare: when: task == 'math'"
+    assert "`task = 'math'` is not one expression" in problem.seen
+    assert "==" in problem.fix
 
 
 def test_reading_golds_imports_no_mathematics(tmp_path):

@@ -80,10 +80,6 @@ def test_own_code_needs_consent(tmp_path):
     assert faults_of(tmp_path / "rm", config, trust_remote_code=True) == []
 
 
-def test_folders_have_no_revision(tmp_path):
-    assert only(faults_of(tmp_path / "rm", LLAMA, revision="v2"))[0] == "revision"
-
-
 @pytest.mark.parametrize(
     ("params", "path", "words"),
     [
