@@ -158,7 +158,8 @@ def check_rewards(loaded: LoadedRecipe, problems: list[Issue]) -> dict[int, Rewa
         try:
             name_rewards(loaded.recipe.rewards)
         except RewardError as error:
-            problems.append(error.as_issue("rewards"))
+            issue = error.as_issue("rewards")
+            problems += [issue] * all(each.seen != issue.seen for each in problems)
     return valid
 
 

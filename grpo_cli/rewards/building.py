@@ -111,9 +111,8 @@ def name_rewards(configs: Sequence[RewardConfig]) -> list[str]:
     names = []
     for config in configs:
         params = find_kind(config.kind)
-        function = str(config.params.get(params.meta.named_by if params else "", "")).rpartition(
-            ":"
-        )[2]
+        written = config.params.get(params.meta.named_by, "") if params else ""
+        function = str(written).rpartition(":")[2]
         default = function if function.isidentifier() else config.kind
         default = f"{default}_{config.source}" if config.source else default
         name, number = config.name or default, 2
@@ -176,7 +175,11 @@ def _read_params(config: RewardConfig, name: str) -> RewardParams:
     try:
         return params.model_validate(config.params)
     except ValidationError as error:
-        raise RewardError(f"reward {name!r} ({config.kind}): {error}") from error
+        faults = [
+            f"{'.'.join(map(str, each['loc'])) or 'parameters'}: {each['msg']}"
+            for each in error.errors()
+        ]
+        raise RewardError(f"reward {name!r} ({config.kind}): {'; '.join(faults)}") from error
 
 
 def _time_limit(config: RewardConfig, reward: Reward) -> TimeLimit | None:

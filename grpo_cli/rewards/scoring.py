@@ -96,9 +96,9 @@ class Condition:
         from jinja2 import TemplateSyntaxError, nodes
 
         try:
-            # Parsed alone first: `a }}{{ b` would pass for two expressions in a template.
-            _ = self._expression
             parsed = environment().parse("{{ (" + self.text + ") }}")
+            # Also alone: `a) }}{{ (b` is two expressions in a template.
+            _ = self._expression
         except TemplateSyntaxError as error:
             reason = (error.message or "").rstrip(".")
             seen = f"`when` cannot be read: `{self.text:.200}` is not one expression ({reason})"

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 from string import ascii_uppercase
-from typing import Any, ClassVar
+from typing import Any
 
 from pydantic import Field
 
@@ -28,8 +28,8 @@ class ChoiceParams(RewardParams):
     Source: the accuracy of MMLU (Hendrycks et al. 2021, arXiv:2009.03300); the phrasings are ours.
     """
 
-    kind: ClassVar[str] = "choice"
-    meta: ClassVar[Meta] = Meta((0.0, 1.0), right_answer=1.0)
+    kind = "choice"
+    meta = Meta((0.0, 1.0), right_answer=1.0)
 
     answer: str = "answer"
     """The column with the gold: a letter (`B`, `(B)`, `B. Paris`) or an index."""

@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
@@ -104,8 +104,8 @@ class CodeParams(RewardParams):
     HumanEval (Chen et al. 2021).
     """
 
-    kind: ClassVar[str] = "code"
-    meta: ClassVar[Meta] = Meta((0.0, 1.0), right_answer=1.0, waits=True)
+    kind = "code"
+    meta = Meta((0.0, 1.0), right_answer=1.0, waits=True)
 
     tests: str = "tests"
     """The column with each row's tests: a list of `{input, output}`, `{inputs: […], outputs: […]}`

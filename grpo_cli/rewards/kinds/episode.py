@@ -1,7 +1,7 @@
 """The rewards `environment` and `tool_use`: what an episode was worth, and whether its calls were well-formed."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from grpo_cli.errors import RewardError
 from grpo_cli.rewards.contract import EPISODE, Batch, Meta, RewardParams, Score
@@ -19,8 +19,8 @@ class EnvironmentParams(RewardParams):
     Source: `GRPOTrainer`, `get_reward` of `environment_factory` (TRL 1.16).
     """
 
-    kind: ClassVar[str] = "environment"
-    meta: ClassVar[Meta] = Meta(needs_episode=True)
+    kind = "environment"
+    meta = Meta(needs_episode=True)
 
     def score(self, batch: Batch, row: int) -> Score:
         value = _read(batch, row)["reward"]
@@ -40,8 +40,8 @@ class ToolUseParams(RewardParams):
     Source: TRL 1.16, the metric `tools/failure_frequency`, without calls that fail.
     """
 
-    kind: ClassVar[str] = "tool_use"
-    meta: ClassVar[Meta] = Meta((0.0, 1.0), needs_episode=True)
+    kind = "tool_use"
+    meta = Meta((0.0, 1.0), needs_episode=True)
 
     def score(self, batch: Batch, row: int) -> Score:
         calls = [call for call in _read(batch, row)["calls"] if call[0] != STEP]

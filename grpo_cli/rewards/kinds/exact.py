@@ -3,7 +3,7 @@
 import re
 import unicodedata
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -46,8 +46,8 @@ class ExactParams(RewardParams):
     articles; this does not.
     """
 
-    kind: ClassVar[str] = "exact"
-    meta: ClassVar[Meta] = Meta((0.0, 1.0), right_answer=1.0, repeats_gold=True)
+    kind = "exact"
+    meta = Meta((0.0, 1.0), right_answer=1.0, repeats_gold=True)
 
     answer: str = "answer"
     """The column with the gold answer, or a list of accepted ones."""
@@ -107,8 +107,8 @@ class ContainsParams(RewardParams):
     arXiv:2212.10511).
     """
 
-    kind: ClassVar[str] = "contains"
-    meta: ClassVar[Meta] = Meta((0.0, 1.0), right_answer=1.0, repeats_gold=True)
+    kind = "contains"
+    meta = Meta((0.0, 1.0), right_answer=1.0, repeats_gold=True)
 
     answer: str = "answer"
     """The column with the text to find, or a list of texts."""

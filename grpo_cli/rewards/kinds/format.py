@@ -3,7 +3,7 @@
 import re
 from dataclasses import replace
 from functools import cached_property
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -74,8 +74,8 @@ class RegexParams(RewardParams):
     Source: https://docs.python.org/3/library/re.html
     """
 
-    kind: ClassVar[str] = "regex"
-    meta: ClassVar[Meta] = Meta((0.0, 1.0))
+    kind = "regex"
+    meta = Meta((0.0, 1.0))
 
     pattern: str
     """The regular expression; quote it with '…' in YAML to keep backslashes."""
@@ -132,8 +132,8 @@ class ThinkFormatParams(RewardParams):
     Source: `trl.rewards.think_format_reward` (TRL 1.16); `prefilled` is ours.
     """
 
-    kind: ClassVar[str] = "think_format"
-    meta: ClassVar[Meta] = Meta((0.0, 1.0))
+    kind = "think_format"
+    meta = Meta((0.0, 1.0))
 
     prefilled: bool = False
     """The chat template already ends the prompt with `<think>`, so completions start inside it.
@@ -161,8 +161,8 @@ class AnswerFormatParams(RewardParams):
     Source: the format of DeepSeek-R1 (arXiv:2501.12948, table 1); the partial credit is ours.
     """
 
-    kind: ClassVar[str] = "answer_format"
-    meta: ClassVar[Meta] = Meta((0.0, 1.0))
+    kind = "answer_format"
+    meta = Meta((0.0, 1.0))
 
     strict: bool = True
     """Score 0 if a section is too short; false gives partial credit."""
@@ -202,8 +202,8 @@ class TagCountParams(RewardParams):
     Source: the idea of open-r1's `tag_count_reward`, which also requires line breaks around the tags.
     """
 
-    kind: ClassVar[str] = "tag_count"
-    meta: ClassVar[Meta] = Meta((0.0, 1.0))
+    kind = "tag_count"
+    meta = Meta((0.0, 1.0))
 
     tags: tuple[str, ...] = Field(default=_TAGS, min_length=1)
     """The tags, as they are written in completions."""
@@ -226,8 +226,8 @@ class ReasoningStepsParams(RewardParams):
     ours.
     """
 
-    kind: ClassVar[str] = "reasoning_steps"
-    meta: ClassVar[Meta] = Meta((0.0, 1.0))
+    kind = "reasoning_steps"
+    meta = Meta((0.0, 1.0))
 
     target: Integer = Field(default=3, ge=1)
     """Number of steps for the full score."""
@@ -249,8 +249,8 @@ class LanguageParams(RewardParams):
     letters instead of words; script names are those of the Unicode Character Database.
     """
 
-    kind: ClassVar[str] = "language"
-    meta: ClassVar[Meta] = Meta((0.0, 1.0))
+    kind = "language"
+    meta = Meta((0.0, 1.0))
 
     script: OneOrMany[Script] = Field(min_length=1)
     """The script, or a list: `[han, hiragana, katakana]` is Japanese."""

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property, lru_cache
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -43,8 +43,8 @@ class JsonParams(RewardParams):
     Source: RFC 8259; JSON Schema 2020-12 (or what `$schema` names) through jsonschema 4.
     """
 
-    kind: ClassVar[str] = "json"
-    meta: ClassVar[Meta] = Meta((0.0, 1.0))
+    kind = "json"
+    meta = Meta((0.0, 1.0))
 
     json_schema: dict[str, Any] | None = None
     """A JSON Schema, written here."""

@@ -10,7 +10,7 @@ import re
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 from pydantic import Field, TypeAdapter, field_validator
@@ -84,8 +84,8 @@ class JudgeParams(RewardParams):
     arXiv:2306.05685; chat completions of the OpenAI API (openai 3.54).
     """
 
-    kind: ClassVar[str] = "judge"
-    meta: ClassVar[Meta] = Meta((0.0, 1.0), costly=True, waits=True)
+    kind = "judge"
+    meta = Meta((0.0, 1.0), costly=True, waits=True)
 
     model: str = Field(min_length=1)
     """Name of the judge model at the endpoint."""

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     Discriminator,
@@ -96,7 +96,7 @@ class LengthParams(RewardParams):
     Source: the example `-abs(20 - len(completion))` of TRL's quickstart, which is `target: 20`.
     """
 
-    kind: ClassVar[str] = "length"
+    kind = "length"
 
     target: Integer = Field(ge=0)
     """The best length, in `unit`."""
@@ -142,8 +142,8 @@ class CosineLengthParams(RewardParams):
     arXiv:2502.03373), whose r_e is `exceeded`; the default values are smaller than the paper's.
     """
 
-    kind: ClassVar[str] = "cosine_length"
-    meta: ClassVar[Meta] = Meta(has_gold=True, reads_tokens=True)
+    kind = "cosine_length"
+    meta = Meta(has_gold=True, reads_tokens=True)
 
     of: AnswerKind
     """The reward that judges correctness, such as `{kind: math, answer: answer}`; one of math,
@@ -234,8 +234,8 @@ class SoftOverlongParams(RewardParams):
     Source: DAPO (Yu et al. 2025, arXiv:2503.14476), equation 13.
     """
 
-    kind: ClassVar[str] = "soft_overlong"
-    meta: ClassVar[Meta] = Meta((-1.0, 0.0), reads_tokens=True)
+    kind = "soft_overlong"
+    meta = Meta((-1.0, 0.0), reads_tokens=True)
 
     cache: Integer = Field(ge=1)
     """Number of tokens before the maximum length over which the penalty grows; less than that length."""
@@ -278,7 +278,7 @@ class RepetitionParams(RewardParams):
     2025, arXiv:2502.03373) and of open-r1's `get_repetition_penalty_reward`.
     """
 
-    kind: ClassVar[str] = "repetition"
+    kind = "repetition"
 
     ngram_size: Integer = Field(default=3, ge=1)
     """Number of units in an n-gram."""

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import Any, ClassVar
+from typing import Any
 
 from pydantic import Field
 
@@ -58,8 +58,8 @@ class MathParams(RewardParams):
     arXiv:2110.14168).
     """
 
-    kind: ClassVar[str] = "math"
-    meta: ClassVar[Meta] = Meta((0.0, 1.0), right_answer=1.0)
+    kind = "math"
+    meta = Meta((0.0, 1.0), right_answer=1.0)
 
     answer: str = "answer"
     """The column with the gold answer."""

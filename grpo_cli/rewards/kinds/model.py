@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -50,8 +50,8 @@ class ModelParams(RewardParams):
     al. 2022 (arXiv:2203.02155), section 3.5, the reward model r(x, y).
     """
 
-    kind: ClassVar[str] = "model"
-    meta: ClassVar[Meta] = Meta(costly=True)
+    kind = "model"
+    meta = Meta(costly=True)
 
     path: str = Field(min_length=1)
     """A Hub id, or a folder relative to the recipe; start it with `./` if it could be a Hub id."""

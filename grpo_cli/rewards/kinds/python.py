@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
@@ -86,8 +86,8 @@ class PythonParams(RewardParams):
     Source: `GRPOTrainer._calculate_rewards` (TRL 1.16).
     """
 
-    kind: ClassVar[str] = "python"
-    meta: ClassVar[Meta] = Meta(named_by="path")
+    kind = "python"
+    meta = Meta(named_by="path")
 
     path: str
     """`file.py:function`, relative to the recipe, or `package.module:function`; other callables

@@ -5,7 +5,7 @@ import json
 import re
 from collections.abc import Callable
 from functools import lru_cache, partial
-from typing import Any, ClassVar
+from typing import Any
 
 from pydantic import Field
 
@@ -57,8 +57,8 @@ class ReasoningGymParams(RewardParams):
     Source: `reasoning_gym.dataset.ProceduralDataset.score_answer` (reasoning-gym 0.1.25).
     """
 
-    kind: ClassVar[str] = "reasoning_gym"
-    meta: ClassVar[Meta] = Meta((0.0, 1.0), right_answer=1.0)
+    kind = "reasoning_gym"
+    meta = Meta((0.0, 1.0), right_answer=1.0)
 
     task: str | None = None
     """The task; leave out to read it from each row's metadata (`source_dataset`)."""

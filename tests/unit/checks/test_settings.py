@@ -46,8 +46,6 @@ CASES = [
      "is the same as rewards.0"),
     (["rewards=[{kind: math, weight: 0.5}, {kind: cosine_length, of: {kind: math, answer: answer}}]"],
      "rewards.1.of", "warning", "judges answers as rewards.0 does"),
-    (["rewards=[{kind: math}, {kind: tag_count, tags: [<think>, '</answer']}]"], "rewards.1.tags.1", "warning",
-     "'</answer' has only one of `<` and `>`"),
     (["training.adam_beta1=0.999", "training.adam_beta2=0.9"], "training.adam_beta1", "warning",
      "above `adam_beta2` (0.9)"),
     ([*STOPPING, "training.early_stopping.min_delta=5"], "training.early_stopping.min_delta", "warning",

@@ -411,6 +411,6 @@ def test_what_was_scored_before_the_time_was_up_is_reported(attempt, monkeypatch
     clock = iter(range(10_000))
     monkeypatch.setattr(time, "perf_counter", lambda: next(clock) / 10)
     rows = [{**row, "answer": "hard to say: 12 or 14"} for row in ROWS[:2]]
-    trial = attempt("- {kind: math}\n- {kind: length, target: 3}", [*ROWS, *rows], budget_s=3)
+    trial = attempt("- {kind: math}\n- {kind: length, target: 3}", [*ROWS, *rows], budget_s=1)
     assert "not all answers were scored" in found(trial, "note")[0]
     assert "cannot be read in 2 of 14 rows" in found(trial, "error")[0]

@@ -12,9 +12,8 @@ import pytest
 
 from grpo_cli.errors import RewardError
 from grpo_cli.recipe.rewards import RewardConfig
-from grpo_cli.rewards import registry
 from grpo_cli.rewards.building import build_rewards
-from grpo_cli.rewards.contract import Batch, RewardContext, RewardParams, Score
+from grpo_cli.rewards.contract import Batch, RewardContext
 from grpo_cli.rewards.pool import WorkerPool, count_workers
 
 CONTEXT = RewardContext(max_completion_length=64)
@@ -280,30 +279,3 @@ def marked(marker):
         except OSError:
             continue
     return found
-
-
-class Checked(RewardParams):
-    """Rewards anything."""
-
-    kind = "checked"
-
-    log: str
-    """The file that each check adds a line to."""
-
-    def problems(self, context=None):
-        with open(self.log, "a") as log:
-            log.write("checked\n")
-        return []
-
-    def score(self, batch, row):
-        return Score(1.0)
-
-
-def test_parameters_are_checked_once_however_many_processes_score(tmp_path, monkeypatch):
-    monkeypatch.setattr(registry, "_registered", {})
-    monkeypatch.setenv(registry._REGISTERED_ENV, "{}")
-    registry.register_reward(Checked)
-    log = tmp_path / "log"
-    [reward] = build({"kind": "checked", "log": str(log), "timeout_s": 30})
-    assert [score.value for score in reward.score(Batch([""] * 4, ["a"] * 4))] == [1.0] * 4
-    assert log.read_text() == "checked\n"

@@ -16,6 +16,7 @@ from grpo_cli.checks.recipe_checks import check_recipe
 from grpo_cli.checks.schema import build_schema
 from grpo_cli.errors import RewardError, UsageError
 from grpo_cli.machine import Hardware
+from grpo_cli.recipe.base import Section
 from grpo_cli.recipe.kinds import added_kinds
 from grpo_cli.recipe.rewards import RewardConfig
 from grpo_cli.rewards import registry
@@ -171,6 +172,41 @@ def test_a_kind_of_an_earlier_version_is_named_with_what_to_write(tmp_path, monk
     assert errors(tmp_path, kind="former").count("Fix: ") == 1
     # A parameter may have such a name.
     assert build(kind="new").score(Batch([""], [""]))[0].value == 3.0
+
+
+CHECKED = """
+from grpo_cli.rewards.contract import RewardParams, Score
+
+class CheckedParams(RewardParams):
+    kind = "checked"
+
+    log: str
+
+    def problems(self, context=None):
+        with open(self.log, "a") as log:
+            log.write("checked ")
+        return []
+
+    def score(self, batch, row):
+        return Score(1.0)
+"""
+
+
+def test_parameters_are_checked_once_however_many_processes_score(tmp_path, monkeypatch):
+    entry = "checked = grpo_checked:CheckedParams"
+    install(monkeypatch, tmp_path / "site", "grpo_checked", CHECKED, entry)
+    log = tmp_path / "log"
+    reward = build(kind="checked", log=str(log), timeout_s=30)
+    assert [score.value for score in reward.score(Batch([""] * 4, ["a"] * 4))] == [1.0] * 4
+    assert log.read_text() == "checked "
+
+
+def test_a_kind_has_at_most_ten_hooks():
+    own = {*vars(RewardParams), *RewardParams.__annotations__} - {*vars(Section)}
+    hooks = {name for name in own if not name.startswith(("_", "model_"))}
+    assert hooks == {
+        *("kind", "meta", "details", "columns", "problems", "gold", "time_limit", "score", "build")
+    }
 
 
 def test_the_kind_of_the_guide_is_short_and_works(tmp_path, monkeypatch):
