@@ -22,8 +22,9 @@ from urllib3 import Retry
 
 from grpo_cli.errors import RunError
 from grpo_cli.recipe.generation import GenerationConfig, stop_params
-from grpo_cli.rewards.contract import Batch, Score
+from grpo_cli.rewards.contract import Batch
 from grpo_cli.rewards.scoring import Reward, are_equal, weighted_sum
+from grpo_cli.training.rollout.completion_log import CompletionLog
 from grpo_cli.training.rollout.dynamic_sampling import shuffled_rows
 from grpo_cli.upstream.trl import (
     CLIPPED_RATIO,
@@ -128,8 +129,7 @@ class Rollouts:
     """Returns a prompt's completions as rewards take them, from its tokens and theirs."""
     while_waiting: Callable[[], None]
     """Called repeatedly while the trainer waits; ends the training by raising."""
-    on_scored: Callable[[Batch, Mapping[str, Sequence[Score]]], None] = lambda batch, scores: None
-    read_state: Callable[[], Any] = lambda: None
+    log: CompletionLog | None = None
     first: int = 0
     """Groups that were learned from before."""
     rollout_buffer: "queue.Queue[RolloutSample]" = field(default_factory=queue.Queue)
@@ -144,6 +144,11 @@ class Rollouts:
         self.scoring = threading.Lock()
         """Rewards are called by one thread at a time."""
         self._under_way = 0
+        self._read_state: Callable[[], Any] = lambda: None
+
+    def follow(self, read_state: Callable[[], Any]) -> None:
+        """Score with the state of a trainer from now on, a `TrainerState`, and log by its steps."""
+        self._read_state = read_state
 
     def order(self) -> Iterator[tuple[int, Mapping[str, Any]]]:
         """Yield the groups' numbers and prompts, epoch after epoch, without end."""
@@ -218,7 +223,8 @@ class Rollouts:
     ) -> list[RolloutSample]:
         batch = self._make_batch(turn, [each.token_ids for each in sampled])
         judged = {reward.name: reward.score(batch) for reward in self.rewards}
-        self.on_scored(batch, judged)
+        if self.log is not None:
+            self.log.add(batch, judged, step=self._read_state().global_step)
         columns = [[score.value for score in scores] for scores in judged.values()]
         values = list(zip(*columns, strict=True))
         totals, advantages, spread = group_advantages(
@@ -257,7 +263,7 @@ class Rollouts:
             completions=completions,
             completion_ids=ids,
             columns={name: [value] * size for name, value in turn.row.items() if name != "prompt"},
-            extra={"trainer_state": self.read_state()},
+            extra={"trainer_state": self._read_state()},
         )
 
 

@@ -2,7 +2,7 @@
 
 import importlib.util
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -24,7 +24,6 @@ from grpo_cli.fast.prompts import encode_prompt
 from grpo_cli.launch.server_process import answers
 from grpo_cli.models.loading import build_peft_config, check_vocabulary, without_wrapper
 from grpo_cli.models.source import model_folder_or_id
-from grpo_cli.rewards.contract import Batch, Score
 from grpo_cli.rewards.scoring import Reward
 from grpo_cli.training.asynchronous.rollouts import SERVER_TIMEOUT_S, Rollouts, ServerSampler
 from grpo_cli.training.checkpoints import (
@@ -86,6 +85,8 @@ class AsyncRunTrainer(AtomicCheckpoints, AsyncGRPOTrainer):
         """
         self.groups_per_step, self.forced, self.watch = groups_per_step, forced, watch
         super().__init__(*args, **options)
+        if self.rollout_worker is not None:
+            self.rollout_worker.follow(lambda: self.state)
         self._watch_sending()
 
     def resume_from(self, checkpoint: Path, steps_per_epoch: int) -> None:
@@ -241,7 +242,10 @@ def build_async_trainer(
     """
     _wait_for_server(session, args)
     session.report("loading the model")
-    rollouts, tokenizer = _plan_rollouts(session, args, reader, rows, rewards), reader.tokenizer
+    rollouts, tokenizer = (
+        _plan_rollouts(session, args, reader, rows, rewards, log),
+        reader.tokenizer,
+    )
     transfer, watch, changes = None, SyncWatch(session.end_hung), dict[str, Any]()
     if session.cpu:
         client = VLLMClient(args.vllm_server_base_url, args.vllm_server_timeout)
@@ -266,11 +270,6 @@ def build_async_trainer(
     check_vocabulary(trainer.model, tokenizer)
     # A state that cannot be saved is reported before the first step.
     save_reward_states(rewards)
-
-    def add_to_log(batch: Batch, scores: Mapping[str, Sequence[Score]]) -> None:
-        log.add(batch, scores, step=trainer.state.global_step)
-
-    rollouts.on_scored, rollouts.read_state = add_to_log, lambda: trainer.state
     trainer.add_callback(_StepRecords(trainer))
     return trainer
 
@@ -298,6 +297,7 @@ def _plan_rollouts(
     reader: CompletionReader,
     rows: Dataset,
     rewards: list[Reward],
+    log: CompletionLog,
 ) -> Rollouts:
     generation, seed = session.recipe.generation, session.recipe.seed
     requested_at: float | None = None
@@ -326,6 +326,7 @@ def _plan_rollouts(
         encode=lambda prompt: encode_prompt(reader.tokenizer, prompt, args.chat_template_kwargs),
         read=read,
         while_waiting=stop_in_time,
+        log=log,
     )
 
 
