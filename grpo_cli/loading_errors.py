@@ -1,8 +1,4 @@
-"""Turns the errors by which transformers (5.17) refuses a model into messages with a fix.
-
-Owns the words that both models and reward models can meet. The fixes that only one of them can meet
-are passed in by the room that loads it; nothing is loaded here.
-"""
+"""Turns the errors by which transformers (5.17) refuses a model into messages with a fix."""
 
 import json
 from collections.abc import Iterator, Sequence

@@ -15,8 +15,13 @@ from grpo_cli.data.rows import Row, RowNames, columns_of
 from grpo_cli.errors import RecipeError, install_extra
 from grpo_cli.issues import Issue
 from grpo_cli.models.folder import read_settings
-from grpo_cli.models.source import find_folder, read_source_template, resolve_source
-from grpo_cli.models.vision import read_model_type, reads_images
+from grpo_cli.models.source import (
+    find_folder,
+    read_model_type,
+    read_source_template,
+    reads_images,
+    resolve_source,
+)
 from grpo_cli.recipe.recipe import Recipe
 
 _PLACE = "dataset.prompt.images"

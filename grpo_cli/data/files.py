@@ -1,7 +1,4 @@
-"""Row files: JSON, JSONL, CSV and parquet, told apart by their ending and read without `datasets`.
-
-Owns the formats and what is said about a malformed file. Knows no splits and no limits: `sources`.
-"""
+"""Row files: JSON, JSONL, CSV and parquet, told apart by their ending and read without `datasets`."""
 
 import csv
 import gzip

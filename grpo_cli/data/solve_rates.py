@@ -76,7 +76,15 @@ def _read_samples(path: Path) -> list[dict[str, Any]]:
 def _read_file(file: Path) -> Iterator[dict[str, Any]]:
     """Yield the samples of a file with one a line, or of what a probe printed."""
     try:
-        records = _parse(file)
+        content = read_input(file)
+        if file.suffix != ".jsonl":
+            records = list(parse_json(content)["samples"])
+        else:
+            *lines, last = content.split(b"\n")
+            records = [parse_json(line) for line in lines if line.strip()]
+            # A killed process leaves its last line torn.
+            with suppress(ValueError):
+                records.append(parse_json(last))
     except (OSError, ValueError, KeyError, TypeError) as error:
         seen = f"{file} cannot be read as samples ({type(error).__name__}: {error})"
         raise recipe_error(seen, _FIX, _PATH) from error
@@ -88,15 +96,3 @@ def _read_file(file: Path) -> Iterator[dict[str, Any]]:
             seen = f"{file} has a sample whose `rewards` are {scores!r:.60}, not a number for each reward"
             raise recipe_error(seen, _FIX, _PATH)
         yield each
-
-
-def _parse(file: Path) -> list[Any]:
-    content = read_input(file)
-    if file.suffix != ".jsonl":
-        return list(parse_json(content)["samples"])
-    *lines, last = content.split(b"\n")
-    records = [parse_json(line) for line in lines if line.strip()]
-    # A killed process leaves its last line torn.
-    with suppress(ValueError):
-        records.append(parse_json(last))
-    return records

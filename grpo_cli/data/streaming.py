@@ -32,50 +32,29 @@ def stream_rows(
     """
     from datasets import IterableDataset
 
-    rows = _Rows(recipe, data, has_chat_template, count_tokens)
-    return IterableDataset.from_generator(rows.__iter__)
+    dataset: Any = recipe.dataset
+    longest, names = dataset.max_prompt_length, data.train.column_names
+    style = resolve_style(dataset.prompt, has_chat_template)
+    renderer = Renderer(dataset.prompt, style, may_be_empty=bool(recipe.environment))
+    sources = (column.from_.partition(".")[0] for column in dataset.columns.values())
+    empty, first = dict.fromkeys([*names, *sources]), data.train[0]
 
-
-class _Rows:
-    """The rows, which can be iterated any number of times."""
-
-    def __init__(
-        self, recipe: Recipe, data: BuiltData, has_chat_template: bool, count_tokens: CountTokens
-    ) -> None:
-        dataset: Any = recipe.dataset
-        self._dataset, self._seed = dataset, recipe.seed
-        self._buffer_size = dataset.streaming.buffer_size
-        self._shuffles = recipe.setting("shuffle_dataset")
-        style = resolve_style(dataset.prompt, has_chat_template)
-        self._renderer = Renderer(dataset.prompt, style, may_be_empty=bool(recipe.environment))
-        self._count_tokens = count_tokens
-        names = data.train.column_names
-        sources = (column.from_.partition(".")[0] for column in dataset.columns.values())
-        self._empty = dict.fromkeys([*names, *sources])
-        self._names = names
-        self._first = data.train[0]
-
-    def __iter__(self) -> Iterator[Row]:
+    def iterate() -> Iterator[Row]:
         for number in count():
             rows: Iterator[tuple[int, tuple[RowNames, Row]]]
-            rows = islice(enumerate(_read(self._dataset)), self._dataset.limit)
-            if self._shuffles:
-                rows = shuffle(rows, self._buffer_size, f"{self._seed}/{number}")
-            for row_id, (names, row) in rows:
-                yield from self._make(row_id, names, row)
+            rows = islice(enumerate(_read(dataset)), dataset.limit)
+            if recipe.setting("shuffle_dataset"):
+                rows = shuffle(rows, dataset.streaming.buffer_size, f"{recipe.seed}/{number}")
+            for row_id, (where, row) in rows:
+                for _, made, prompt in make_rows(dataset, renderer, [{**empty, **row}], where):
+                    if longest is not None and count_tokens(prompt) > longest:
+                        continue
+                    made |= {"prompt": prompt, "row_id": row_id}
+                    check_characters(made, where(0))
+                    check_one_style([first, made])
+                    yield {name: made.get(name) for name in names}
 
-    def _make(self, row_id: int, names: RowNames, row: Row) -> Iterator[Row]:
-        """Yield the row as it is trained on; nothing if it is dropped."""
-        longest = self._dataset.max_prompt_length
-        for _, made, prompt in make_rows(
-            self._dataset, self._renderer, [{**self._empty, **row}], names
-        ):
-            if longest is not None and self._count_tokens(prompt) > longest:
-                continue
-            made |= {"prompt": prompt, "row_id": row_id}
-            check_characters(made, names(0))
-            check_one_style([self._first, made])
-            yield {name: made.get(name) for name in self._names}
+    return IterableDataset.from_generator(iterate)
 
 
 def _read(dataset: FilesDataset | HubDataset) -> Iterator[tuple[RowNames, Row]]:

@@ -1,8 +1,4 @@
-"""Rows drawn from reasoning-gym's procedural tasks.
-
-Owns the check of a task's name and parameters without importing reasoning-gym (1.3 s), and the
-drawing of training rows that ask nothing held out for evaluation. Scoring is the rewards' job.
-"""
+"""Rows drawn from reasoning-gym's procedural tasks, whose checks do not import it (1.3 s)."""
 
 import ast
 import hashlib

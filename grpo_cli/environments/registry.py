@@ -1,8 +1,4 @@
-"""The kinds of tools and environments by name: built in, or from packages that add some.
-
-To add a built-in kind, write its class in `kinds/` and list it here. Another package adds one through the
-entry-point group `grpo.environments`. A kind is imported when a recipe names it.
-"""
+"""The kinds of tools and environments by name: built in, or from packages that add some."""
 
 import importlib
 from typing import TYPE_CHECKING, Any

@@ -178,35 +178,24 @@ def main(argv: list[str]) -> int:
     stop_with_parent()
     # As in a training's worker.
     os.environ.pop("PYTHONSAFEPATH", None)
-    folder = EvalFolder(Path(argv[0]))
+    folder, planned = EvalFolder(Path(argv[0])), int(argv[1])
     try:
-        _join(folder, planned=int(argv[1]))
+        from accelerate import PartialState
+
+        request = folder.read_request()
+        state = PartialState(cpu=pick_device(request.recipe.launch) == "cpu")
+        if state.num_processes != planned:
+            raise SetupError(
+                f"{planned} processes were planned but {state.num_processes} work together. "
+                "Fix: see `grpo doctor`, or measure with --num-processes 1"
+            )
+        ranks = {"rank": state.process_index, "world": state.num_processes}
+        options: dict[str, Any] = {**ranks, "wait_for_all": state.wait_for_everyone}
+        measure(request, folder, lambda *_: None, device=state.device, **options)
     except GrpoError as error:
         folder.write_failure(error)
         return error.exit_code
     return ExitCode.OK
-
-
-def _join(folder: EvalFolder, planned: int) -> None:
-    from accelerate import PartialState
-
-    request = folder.read_request()
-    state = PartialState(cpu=pick_device(request.recipe.launch) == "cpu")
-    if state.num_processes != planned:
-        raise SetupError(
-            f"{planned} processes were planned but {state.num_processes} work together. "
-            "Fix: see `grpo doctor`, or measure with --num-processes 1"
-        )
-    rank, world = state.process_index, state.num_processes
-    measure(
-        request,
-        folder,
-        lambda *_: None,
-        device=state.device,
-        rank=rank,
-        world=world,
-        wait_for_all=state.wait_for_everyone,
-    )
 
 
 if __name__ == "__main__":

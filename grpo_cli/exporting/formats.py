@@ -28,11 +28,6 @@ from grpo_cli.runs.files import read_object, write_json, write_text
 _ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 
-def load_base(request: ExportRequest) -> Any:
-    """Load the model that training began with."""
-    return load_exact(request.base)
-
-
 def load_exact(model: ModelConfig) -> Any:
     """Load a model's weights, rounded as its section says, in float32."""
     disable_progress_bar()
@@ -44,7 +39,7 @@ def load_trained(request: ExportRequest) -> Any:
     if not request.is_adapter:
         whole = {"path": str(request.trained), "revision": None, "dtype": "auto"}
         return load_exact(request.base.model_copy(update=whole))
-    return load_adapter(load_base(request), request.trained, request.base.path)
+    return load_adapter(load_exact(request.base), request.trained, request.base.path)
 
 
 def load_processing(request: ExportRequest) -> Any:

@@ -28,7 +28,7 @@ from grpo_cli.data.sources import has_eval
 from grpo_cli.data.table import list_rows
 from grpo_cli.environments.player import open_player
 from grpo_cli.exporting.exporting import PROGRESS
-from grpo_cli.exporting.formats import load_base, load_exact, load_processing, load_trained
+from grpo_cli.exporting.formats import load_exact, load_processing, load_trained
 from grpo_cli.exporting.request import ExportRequest
 from grpo_cli.fast.completions import Images, all_eos_token_ids, sample_completions
 from grpo_cli.fast.prompts import encode_prompt
@@ -101,7 +101,7 @@ def verify(request: ExportRequest, folder: Path, tell: Callable[[str], None]) ->
     # The base is asked less, and the export as much.
     model_s = time.monotonic() - started
     tell(f"verifying: the base model (2 of 3), about {format_duration(2 * model_s)} left")
-    base = _run(request, load_base(request), processing, asked, trained.answers, greedy=False)
+    base = _run(request, load_exact(request.base), processing, asked, trained.answers, greedy=False)
     tell(f"verifying: the export (3 of 3), about {format_duration(model_s)} left")
     with tempfile.TemporaryDirectory(dir=folder, prefix=".loaded-") as scratch:
         source = _loadable(request, folder, Path(scratch))

@@ -1,8 +1,4 @@
-"""Counts the sizes of a model and of one training step without weights.
-
-A model on the `meta` device takes a forward pass, in which nothing is computed; the tensors kept for the backward
-pass are added up.
-"""
+"""Counts the sizes of a model and of one training step, by a forward pass on the `meta` device without weights."""
 
 import contextlib
 from collections.abc import Callable, Mapping

@@ -1,7 +1,4 @@
-"""What the files of a model folder show without torch: whether they are whole, and what kind of weights they are.
-
-Comparing the weights with config.json needs torch: that is `check_weights` in `models/loading.py`.
-"""
+"""What the files of a model folder show without torch: whether they are whole, and which kind of weights it is."""
 
 import importlib.util
 import json

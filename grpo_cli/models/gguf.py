@@ -54,7 +54,9 @@ def materialize_gguf(
     """
     root = cache or cache_folder() / "models"
     name = re.sub(r"[^\w.-]+", "-", path.stem)
-    folder = root / f"{name}-{_hash_content(path)[:16]}"
+    content = _hash_once(path, path.stat().st_size, path.stat().st_mtime_ns)
+    digest = hashlib.sha256(f"{_FORMAT_VERSION}:{content}".encode()).hexdigest()
+    folder = root / f"{name}-{digest[:16]}"
     if folder.is_dir():
         return folder
     try:
@@ -65,34 +67,23 @@ def materialize_gguf(
         raise SetupError(f"cannot write to {root}: {error}. Fix: {fix}") from error
     try:
         (convert or convert_gguf)(path, building)
-        _publish(building, folder)
+        for file in building.iterdir():
+            file.chmod(0o644)
+        building.chmod(0o755)
+        building.rename(folder)
+    except OSError:
+        # Another process may have been first.
+        if not folder.is_dir():
+            raise
     finally:
         shutil.rmtree(building, ignore_errors=True)
     return folder
-
-
-def _hash_content(path: Path) -> str:
-    about = path.stat()
-    content = _hash_once(path, about.st_size, about.st_mtime_ns)
-    return hashlib.sha256(f"{_FORMAT_VERSION}:{content}".encode()).hexdigest()
 
 
 @functools.cache
 def _hash_once(path: Path, size: int, modified_ns: int) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _publish(building: Path, folder: Path) -> None:
-    """Move a finished folder to its name, readable by all, unless another process was first."""
-    for file in building.iterdir():
-        file.chmod(0o644)
-    building.chmod(0o755)
-    try:
-        building.rename(folder)
-    except OSError:
-        if not folder.is_dir():
-            raise
 
 
 def convert_gguf(path: Path, folder: Path) -> None:

@@ -1,8 +1,4 @@
-"""Loads what a recipe's `model` section names: tokenizer, weights and adapters.
-
-`loading_errors.py` explains what transformers refuses. What takes a `ModelConfig` raises a `RecipeError` if its
-path names nothing, and a `SetupError` if what is there cannot be loaded.
-"""
+"""Loads what a recipe's `model` section names: tokenizer, weights and adapters."""
 
 import importlib.util
 import re
@@ -30,8 +26,12 @@ from grpo_cli.issues import Issue
 from grpo_cli.loading_errors import check_tokenizer, explain_loading, quiet_loading
 from grpo_cli.machine import has_bfloat16
 from grpo_cli.models.safe_loading import unpickling_reason
-from grpo_cli.models.source import model_folder_or_id, read_chat_template, resolve_source
-from grpo_cli.models.vision import is_vision_language
+from grpo_cli.models.source import (
+    is_vision_language,
+    model_folder_or_id,
+    read_chat_template,
+    resolve_source,
+)
 from grpo_cli.models.weights import (
     check_adapter_values,
     check_names,

@@ -12,8 +12,7 @@ from transformers.utils import cached_file
 from grpo_cli.errors import RecipeError, SetupError, nearest, pip
 from grpo_cli.issues import Issue
 from grpo_cli.models.loading import explaining, hub_options, load_tokenizer, settle_tokenizer
-from grpo_cli.models.source import model_folder_or_id, resolve_source
-from grpo_cli.models.vision import reads_images
+from grpo_cli.models.source import model_folder_or_id, reads_images, resolve_source
 from grpo_cli.recipe.model import ModelConfig
 
 _PER_CALL = {"data_format", "device", "disable_grouping", "input_data_format", "return_tensors"}

@@ -9,7 +9,7 @@ import importlib.util
 import mmap
 import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -26,7 +26,7 @@ from grpo_cli.models.folder import (
     visible_names,
 )
 from grpo_cli.recipe.model import ModelConfig
-from grpo_cli.runs.files import read_object
+from grpo_cli.upstream.transformers import read_image_text_types
 
 _PACKAGE_SCHEME = "package://"
 _HUB_ID = re.compile(r"[A-Za-z0-9_][\w.-]*(/[A-Za-z0-9_][\w.-]*)?", re.ASCII)
@@ -272,11 +272,38 @@ def find_folder(source: ModelSource, file: str = "config.json") -> Path | None:
 def read_config(model: ModelConfig) -> dict[str, Any]:
     """Return what config.json says of a model's language part; nothing if the model is not here."""
     try:
-        folder = find_folder(resolve_source(model))
+        config = _read_config(model) or {}
     except RecipeError:
         return {}
-    config = read_object(folder / "config.json") if folder else {}
     return config.get("text_config") or config
+
+
+def reads_images(model: ModelConfig) -> bool | None:
+    """Return whether a model reads images; None if its config.json is not on this machine.
+
+    Raises `RecipeError` if `model.path` names nothing.
+    """
+    if resolve_source(model).kind == "gguf":
+        return False
+    settings = _read_config(model)
+    return None if settings is None else is_vision_language(settings)
+
+
+def read_model_type(model: ModelConfig) -> str | None:
+    """Return `model_type` of a model's config.json; None if that is not on this machine."""
+    settings = _read_config(model)
+    return str(settings.get("model_type")) if settings else None
+
+
+def _read_config(model: ModelConfig) -> dict[str, Any] | None:
+    folder = find_folder(resolve_source(model))
+    return read_settings(folder / "config.json") if folder else None
+
+
+def is_vision_language(settings: Mapping[str, Any]) -> bool:
+    """Return whether a config.json is of a model that `AutoModelForImageTextToText` loads, with a vision part."""
+    has_vision = settings.get("vision_config") is not None
+    return has_vision and settings.get("model_type") in read_image_text_types()
 
 
 def token_counter(model: ModelConfig) -> Callable[[str], int] | None:

@@ -7,7 +7,7 @@ from typing import Any
 from trl import GRPOConfig
 
 from grpo_cli.errors import RunError
-from grpo_cli.models.vision import reads_images
+from grpo_cli.models.source import reads_images
 from grpo_cli.recipe.dataset import MixtureDataset
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.runs.folder import RunFolder

@@ -9,12 +9,13 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field, ValidationError
 
+from grpo_cli.data.rows import show_names
 from grpo_cli.environments.calls import Content, as_reward, settle
 from grpo_cli.environments.contract import (
     Environment,
@@ -221,8 +222,8 @@ class McpEnvironment(Environment):
         values = {**row, "seed": seed}
         if missing := [name for name in schema.get("required") or () if name not in values]:
             raise EpisodeError(
-                f"the tool {self._begin.name} needs {_quote(missing)}, and the columns are {_quote(values)}. "
-                "Fix: add what is missing to the dataset, or give it a default in the server",
+                f"the tool {self._begin.name} needs {show_names(missing)}, and the columns are "
+                f"{show_names(values)}. Fix: add what is missing to the dataset, or give it a default in the server",
                 "reset",
             )
         arguments = {name: values[name] for name in named if name in values}
@@ -247,10 +248,6 @@ class McpEnvironment(Environment):
         self._session.close()
 
 
-def _quote(names: Iterable[str]) -> str:
-    return ", ".join(f"`{name}`" for name in names)
-
-
 # --- sessions ----------------------------------------------------------------------------------
 
 
@@ -266,13 +263,14 @@ class McpSession:
 
     def close(self) -> None:
         """End the connection, and the server if it was started here; waits for one that is being made."""
-        with contextlib.suppress(TimeoutError):
-            settle(self._close(), _CLOSE_S)
 
-    async def _close(self) -> None:
-        async with self._lock:
-            self._why_over = self._why_over or "the server has ended"
-            await self._drop(self._connection)
+        async def close() -> None:
+            async with self._lock:
+                self._why_over = self._why_over or "the server has ended"
+                await self._drop(self._connection)
+
+        with contextlib.suppress(TimeoutError):
+            settle(close(), _CLOSE_S)
 
     def connect(self) -> None:
         """Start the server, or connect to it."""
@@ -280,22 +278,22 @@ class McpSession:
 
     def list_tools(self) -> list[Any]:
         """Return all tools of the server."""
-        tools: list[Any] = settle(self._ask(self._list_tools))
-        return tools
-
-    async def _list_tools(self, client: "Client") -> list[Any]:
         tools: list[Any] = []
-        cursor, is_first = None, True
-        async with asyncio.timeout(self._server.timeout_s):
-            while is_first or cursor is not None:
-                page = await client.list_tools(cursor=cursor)
-                tools += page.tools
-                cursor, is_first = page.next_cursor, False
-                if len(tools) > _MOST_TOOLS:
-                    raise EpisodeError(
-                        f"the MCP server lists more than {_MOST_TOOLS:,} tools. "
-                        "Fix: let its last page have no `nextCursor`, or serve fewer tools"
-                    )
+
+        async def read(client: "Client") -> None:
+            cursor, is_first = None, True
+            async with asyncio.timeout(self._server.timeout_s):
+                while is_first or cursor is not None:
+                    page = await client.list_tools(cursor=cursor)
+                    tools.extend(page.tools)
+                    cursor, is_first = page.next_cursor, False
+                    if len(tools) > _MOST_TOOLS:
+                        raise EpisodeError(
+                            f"the MCP server lists more than {_MOST_TOOLS:,} tools. "
+                            "Fix: let its last page have no `nextCursor`, or serve fewer tools"
+                        )
+
+        settle(self._ask(read))
         return tools
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> Content:
@@ -342,18 +340,16 @@ class McpSession:
                 f"{first['input']!r:.80}. Fix: correct it in the server"
             ) from error
         except Exception as error:  # of the server, or of the way to it
+            late = f"no answer in {self._server.timeout_s:g} s (`timeout_s`)"
             if isinstance(error, TimeoutError):
-                raise ServerError(self._late(), "timeout_s") from error
+                raise ServerError(late, "timeout_s") from error
             if isinstance(error, MCPError) and error.code != CONNECTION_CLOSED:
-                text = self._late() if error.code == REQUEST_TIMEOUT else _clean(error.message)
-                raise ServerError(text) from error
+                is_late = error.code == REQUEST_TIMEOUT
+                raise ServerError(late if is_late else _clean(error.message)) from error
             await self._drop(connection)
             why = f"the server ended during the call: {connection.describe(error)}"
             self._why_over = self._why_over or ("" if self._restarts else why)
             raise ServerEndedError(why) from error
-
-    def _late(self) -> str:
-        return f"no answer in {self._server.timeout_s:g} s (`timeout_s`)"
 
     async def _connect(self) -> "_Connection":
         connection = _Connection(self._server)
