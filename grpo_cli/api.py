@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from grpo_cli.runs.run import Run
 
 Overrides = Mapping[str, Any]
-"""Dotted path of a recipe's value → the new value."""
 
 
 def _as_flags(overrides: Overrides | None) -> list[str]:

@@ -27,9 +27,7 @@ class ExitCode(IntEnum):
     ENVIRONMENT = 3
     """The machine or the installation lacks something."""
     INTERRUPTED = 130
-    """By Ctrl-C."""
     TERMINATED = 143
-    """By SIGTERM."""
 
 
 class GrpoError(Exception):

@@ -4,6 +4,7 @@ import ctypes
 import os
 import socket
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -216,22 +217,17 @@ def count_cores(cgroup: Path = CGROUP, topology: Path = _TOPOLOGY) -> int:
     Two threads of one core share its arithmetic, so a core counts once; and a container gets no more than
     its quota of time, which torch does not see.
     """
-    usable, quota = usable_cpus(), _read_cpu_quota(cgroup)
+    usable = usable_cpus()
     files = (topology / f"cpu{cpu}" / "topology" / "thread_siblings_list" for cpu in usable)
     try:
         cores = len({file.read_text() for file in files})
     except OSError:
         cores = len(usable)
-    return cores if quota is None else max(min(cores, int(quota)), 1)
-
-
-def _read_cpu_quota(cgroup: Path) -> float | None:
-    """Return the number of processors whose time a container gets; None if there is no limit."""
-    try:
-        quota, period = (cgroup / "cpu.max").read_text().split()
-        return None if quota == "max" else int(quota) / int(period)
-    except (OSError, ValueError):
-        return None
+    # Without a limit it is `max`.
+    with suppress(OSError, ValueError):
+        quota, period = map(int, (cgroup / "cpu.max").read_text().split())
+        cores = max(min(cores, quota // period), 1)
+    return cores
 
 
 def _read_number(path: Path) -> int | None:

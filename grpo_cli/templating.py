@@ -2,8 +2,8 @@
 
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
-from functools import lru_cache, partial, update_wrapper, wraps
+from collections.abc import Iterable, Iterator
+from functools import lru_cache, partial, update_wrapper
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -90,21 +90,6 @@ def _make_generator() -> Any:
     return Generator
 
 
-def _name_deep_nesting(method: Callable[..., Any]) -> Any:
-    """Return a method that raises an error of syntax if a template is nested too deeply to be read."""
-
-    @wraps(method)
-    def bounded(*args: Any, **options: Any) -> Any:
-        from jinja2 import TemplateSyntaxError
-
-        try:
-            return method(*args, **options)
-        except RecursionError:
-            raise TemplateSyntaxError("it is nested too deeply", 1) from None
-
-    return bounded
-
-
 @lru_cache(maxsize=1)
 def bounded_environment() -> "type[ImmutableSandboxedEnvironment]":
     """Return the class of Jinja's sandbox in which no template makes more than a prompt may need."""
@@ -154,10 +139,6 @@ def bounded_environment() -> "type[ImmutableSandboxedEnvironment]":
             if isinstance(text, str) and method.__name__ in _MULTIPLYING:
                 _check_call(method.__name__, text, (*args, *kwargs.values()))
             return super().call(context, function, *args, **kwargs)
-
-        parse = _name_deep_nesting(ImmutableSandboxedEnvironment.parse)
-        compile = _name_deep_nesting(ImmutableSandboxedEnvironment.compile)
-        compile_expression = _name_deep_nesting(ImmutableSandboxedEnvironment.compile_expression)
 
     return BoundedEnvironment
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from grpo_cli.data.rows import Row
 from grpo_cli.errors import SetupError, recipe_error
@@ -74,24 +74,20 @@ def _explaining(dataset: HubDataset, key: str) -> Iterator[None]:
     try:
         yield
     except (ValueError, RuntimeError) as error:
-        _refuse_choice(dataset, key, error)
+        # The setting that `datasets` complains about; anything else keeps its traceback.
+        choices = {
+            "Unknown split": (key, "choose one of the splits listed"),
+            "Config name is missing": ("name", "set dataset.name to one of those listed"),
+            "BuilderConfig": ("name", "choose one of those listed"),
+            "Dataset scripts": ("path", "set dataset.revision: refs/convert/parquet"),
+        }
+        for start, (field, fix) in choices.items():
+            if start in str(error):
+                seen = f"{dataset.path}: {str(error).strip()}"
+                raise recipe_error(seen, fix, f"dataset.{field}") from error
+        raise
     except (datasets.exceptions.DatasetsError, OSError) as error:
         raise SetupError(_explain_hub(dataset, error)) from error
-
-
-def _refuse_choice(dataset: HubDataset, field: str, error: Exception) -> NoReturn:
-    """Name the setting `datasets` complains about; anything else keeps its traceback."""
-    text = str(error)
-    choices = {
-        "Unknown split": (field, "choose one of the splits listed"),
-        "Config name is missing": ("name", "set dataset.name to one of those listed"),
-        "BuilderConfig": ("name", "choose one of those listed"),
-        "Dataset scripts": ("path", "set dataset.revision: refs/convert/parquet"),
-    }
-    for start, (key, fix) in choices.items():
-        if start in text:
-            raise recipe_error(f"{dataset.path}: {text.strip()}", fix, f"dataset.{key}") from error
-    raise error
 
 
 def _explain_hub(dataset: HubDataset, error: Exception) -> str:

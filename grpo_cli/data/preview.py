@@ -46,14 +46,11 @@ class SplitPreview:
     """What the beginning of a split shows."""
 
     columns: frozenset[str]
-    """Of the rows looked at."""
     count: int
     """The number of rows of the whole split, or of the first ones that a limit keeps."""
     rows: tuple[Row, ...]
-    """The rows looked at, the first ones."""
     names: RowNames
     dataset: SingleDataset
-    """Its section of the recipe."""
     by_file: dict[str, set[str]] = field(default_factory=dict)
     """The columns of each file that was looked at, by its path."""
 
@@ -118,7 +115,6 @@ class Preview:
     eval_rows: int | None
     """None if nothing is held out, or if it is not known."""
     note: str | None = None
-    """Why something is not known."""
     sample: tuple[Row, ...] = ()
     """The first training rows, if they could be read."""
     train: SplitPreview | None = None
@@ -128,7 +124,6 @@ class Preview:
     groups: GroupReport | None = None
     """Of scored data that could be read, those held out by `eval_fraction` included."""
     problems: tuple[Issue, ...] = ()
-    """What is wrong with the section, the files and their rows."""
     is_exact: bool = True
     """Whether the counts are certain; `eval_fraction` divides prompts, and many rows are counted as one each."""
     sources: tuple[int | None, ...] = ()

@@ -102,16 +102,9 @@ class Renderer:
         may_be_empty: bool = False,
         in_parts: bool = False,
     ) -> None:
-        """Check the templates.
+        """Check the templates; raises `RecipeError` if one has a syntax error, or plain text has a system message.
 
-        Args:
-            prompt: The section of the recipe.
-            style: What `resolve_style` gave.
-            may_be_empty: Whether an environment adds to the prompt.
-            in_parts: Whether prompts may hold images, of this section's columns or of another source.
-
-        Raises:
-            RecipeError: A template has a syntax error, or plain text has a system message.
+        A prompt `may_be_empty` if an environment adds to it, and is `in_parts` if any source has images.
         """
         if style == "text" and prompt.system is not None:
             message = "plain text has no system message; it needs style: chat and a chat template"

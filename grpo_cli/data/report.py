@@ -116,6 +116,10 @@ def make_report(
         paths = dataset.train if isinstance(dataset, FilesDataset) else ()
         sizes = [Path(path).expanduser().stat().st_size for path in paths]
         digest = hashlib.sha256(f"{digest} {sizes}".encode()).hexdigest()
+    counts, lengths = sorted(count for split in splits for count in split.tokens), None
+    if counts:
+        median, p95 = (counts[math.ceil(share * len(counts)) - 1] for share in (0.5, 0.95))
+        lengths = PromptTokens(counts[0], median, p95, counts[-1])
     return DataReport(
         train_rows=None if dataset.streams is not None else drawn,
         eval_rows=len(held_out) if helds else None,
@@ -123,18 +127,10 @@ def make_report(
             (split.names.split if split.total else "training", split.counts) for split in splits
         ),
         dropped_columns=tuple(sorted(set().union(*(split.dropped_columns for split in splits)))),
-        prompt_tokens=_percentiles([count for split in splits for count in split.tokens]),
+        prompt_tokens=lengths,
         exact_duplicates_between_splits=sum(map(asked.__contains__, held_out)),
         fingerprint=digest,
         plain_text=all(pyarrow.types.is_string(each.rows["prompt"].type) for each in trains),
         groups=groups,
         sources=sources,
     )
-
-
-def _percentiles(counts: list[int]) -> PromptTokens | None:
-    if not counts:
-        return None
-    ordered = sorted(counts)
-    median, p95 = (ordered[math.ceil(share * len(ordered)) - 1] for share in (0.5, 0.95))
-    return PromptTokens(ordered[0], median, p95, ordered[-1])

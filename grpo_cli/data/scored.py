@@ -23,7 +23,6 @@ class GroupReport:
     prompts: int
     """Prompts with two responses or more."""
     responses: int
-    """Responses of those prompts."""
     single: int
     """Prompts left out because they have one response, and nothing to compare it with."""
     equal: int
@@ -33,7 +32,6 @@ class GroupReport:
     median: int
     largest: int
     empty: int = 0
-    """Responses without any text."""
 
 
 def make_groups(

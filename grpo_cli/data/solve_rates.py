@@ -19,12 +19,8 @@ _SCORE = int | float | None
 def read_solve_rates(path: str, right: Mapping[str, float]) -> dict[str, float]:
     """Return the share of right answers of each prompt, by its canonical JSON.
 
-    Args:
-        path: The folder of an evaluation, or a file of samples.
-        right: Rewards that say whether an answer is right, each with its score of a right one.
-
-    Raises:
-        RecipeError: There are no samples with these rewards, or the evaluation was not finished.
+    The path is an evaluation's, or a file of samples; `right` has a right answer's score by each reward that tells.
+    Raises `RecipeError` if there are no samples with these rewards, or the evaluation was not finished.
     """
     shares: dict[str, list[float]] = {}
     for sample in _read_samples(Path(path)):

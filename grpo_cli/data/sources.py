@@ -33,9 +33,7 @@ class SourceRows:
 
     train: Sequence[Row]
     eval: Sequence[Row] | None
-    """None if nothing is held out."""
     train_names: RowNames
-    """Their names in messages."""
     eval_names: RowNames
 
 

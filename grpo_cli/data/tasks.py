@@ -38,18 +38,14 @@ def _read_tasks(pattern: str) -> dict[str, Path]:
     tasks = {}
     for folder in folders or ():
         for path in sorted(Path(folder).rglob(pattern)):
-            name = _registered_name(path.read_text(encoding="utf-8"))
-            if name:
-                tasks[name] = path
+            source = path.read_text(encoding="utf-8")
+            named = _REGISTRATION.search(source)
+            if named and not named[1]:
+                constant = rf"""^{named[2]}\s*=\s*(["'])(\w+)["']"""
+                named = re.search(constant, source, re.MULTILINE)
+            if named:
+                tasks[named[2]] = path
     return tasks
-
-
-def _registered_name(source: str) -> str | None:
-    found = _REGISTRATION.search(source)
-    if not found or found[1]:
-        return found[2] if found else None
-    constant = re.search(rf"""^{found[2]}\s*=\s*["'](\w+)["']""", source, re.MULTILINE)
-    return constant[1] if constant else None
 
 
 def check_task(dataset: ReasoningGymDataset) -> None:

@@ -22,7 +22,6 @@ from grpo_cli.units import spread
 
 Progress = Callable[[str], None]
 ROWS = 16
-"""Rows tried, spread evenly over the data."""
 _MOST_RESET_S = 5.0
 """Time that the resets of an agent's episodes may take, one after another, before fewer rows are played."""
 _LEVELS = ("error", "warning", "note")
@@ -71,9 +70,7 @@ class EnvironmentTestResult:
     rows: int
     tools: tuple[ToolResult, ...]
     latency: dict[str, Latency]
-    """By what was called."""
     result_tokens: ResultTokens | None
-    """None without a tokenizer."""
     images: dict[str, int]
     """How many images were returned before agents played, by their size in pixels."""
     agents: tuple[AgentResult, ...]
@@ -104,14 +101,8 @@ def try_environments(
 ) -> EnvironmentTestResult:
     """Try a recipe's tools and environments, one by one, then with agents that play its episodes.
 
-    Args:
-        recipe: With tools or an environment.
-        rows: With `prompt` and `row_id`; none if the data is not at hand.
-        processing_class: As for `open_player`; None if there is none, so that no agent plays.
-        stops: Tokens that end an answer.
-        score: Gives the recipe's rewards for episodes.
-        all_rows: Play all rows, even if it takes long to reset an environment.
-        on_progress: Called with a description of each part before it begins.
+    There are no rows if the data is not at hand. Without a `processing_class` (see `open_player`) no agent plays.
+    With `all_rows`, agents play all of them, even if it takes long to reset an environment.
     """
     trials, problems = _try_entries(recipe, rows, on_progress)
     tools = tuple(_describe(tool, trial.path) for trial in trials for tool in trial.tools)

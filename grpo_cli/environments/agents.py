@@ -34,7 +34,6 @@ class AgentResult:
     failures: dict[str, int]
     """Calls that failed, by how."""
     answer: str
-    """The first answer of the first episode."""
 
 
 def make_agents(dialogue: Dialogue, *, has_gold: bool, has_tools: bool) -> dict[str, Answers]:
@@ -58,22 +57,19 @@ def make_agents(dialogue: Dialogue, *, has_gold: bool, has_tools: bool) -> dict[
         return dialogue.write_call(tool.name, example_arguments(tool.schema)) or ""
 
     def malformed(episode: Episode) -> str:
-        return _break_call(dialogue, episode.tools[-1].name) if episode.tools else ""
+        key, value = "key_b9d4f5", "value_d6e7a9"
+        name = episode.tools[-1].name if episode.tools else ""
+        text = (dialogue.write_call(name, {key: value}) or "") if name else ""
+        if key not in text or value not in text:
+            return ""
+        # Its argument is cut out of the middle.
+        return text[: text.index(key)] + text[text.index(value) + len(value) :]
 
     agents: dict[str, Answers] = {GOLD: gold} if has_gold else {}
     agents |= {"silent": lambda episode: "", "oversized": lambda episode: None, "repeating": repeat}
     if has_tools and (unknown := dialogue.write_call(_UNKNOWN, {})) is not None:
         agents |= {"malformed call": malformed, "unknown tool": lambda episode: unknown}
     return agents
-
-
-def _break_call(dialogue: Dialogue, name: str) -> str:
-    """Return a call that cannot be parsed: its argument is cut out of the middle; empty if it cannot be found."""
-    key, value = "key_b9d4f5", "value_d6e7a9"
-    text = dialogue.write_call(name, {key: value}) or ""
-    if key not in text or value not in text:
-        return ""
-    return text[: text.index(key)] + text[text.index(value) + len(value) :]
 
 
 def _encode(dialogue: Dialogue, text: str | None, most: int) -> list[int]:

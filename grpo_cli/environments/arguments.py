@@ -37,11 +37,11 @@ def _readable(hint: Any, inside: tuple[Any, ...] = ()) -> Any:
         if hint in inside:
             return dict[str, Any]
         fields = typing.get_type_hints(hint, include_extras=True)
-        parts = {name: _readable(_unmarked(each), (*inside, hint)) for name, each in fields.items()}
-        needed = hint.__required_keys__
-        marked = {
-            name: each if name in needed else NotRequired[each] for name, each in parts.items()
-        }
+        marked: dict[str, Any] = {}
+        for name, each in fields.items():
+            is_marked = typing.get_origin(each) in (typing.Required, typing.NotRequired)
+            part = _readable(typing.get_args(each)[0] if is_marked else each, (*inside, hint))
+            marked[name] = part if name in hint.__required_keys__ else NotRequired[part]
         copied = TypedDict(hint.__name__, marked)  # type: ignore[misc]
         copied.__doc__ = hint.__doc__
         return copied
@@ -51,11 +51,6 @@ def _readable(hint: Any, inside: tuple[Any, ...] = ()) -> Any:
     if typing.get_origin(hint) in (list, dict, tuple, set, frozenset):
         return typing.get_origin(hint)[tuple(_readable(each, inside) for each in arguments)]
     return hint
-
-
-def _unmarked(hint: Any) -> Any:
-    is_marked = typing.get_origin(hint) in (typing.Required, typing.NotRequired)
-    return typing.get_args(hint)[0] if is_marked else hint
 
 
 def describes(function: Callable[..., Any], name: str) -> bool:

@@ -40,7 +40,6 @@ class Outcome:
 
     value: Any = None
     error: BaseException | None = None
-    """What it raised."""
     is_late: bool = False
     """Whether it had not returned in time; it may still run."""
     seconds: float = 0.0

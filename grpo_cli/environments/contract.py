@@ -13,7 +13,6 @@ from grpo_cli.issues import Issue
 from grpo_cli.recipe.base import Section
 
 Failure = Literal["", "failed", "late", "unknown", "malformed"]
-"""How a call failed."""
 Reward = float | dict[str, float]
 """A number, or its named parts, which are added up."""
 

@@ -27,7 +27,6 @@ class Answer:
 
     message: Message
     calls: Sequence[Mapping[str, Any]] = ()
-    """Name and arguments of each."""
     fault: str = ""
     """Why a call could not be parsed; empty if all could."""
 
@@ -52,24 +51,14 @@ class Dialogue:
         stop_strings: Sequence[str] = (),
         skip_special_tokens: bool = True,
     ) -> None:
-        """Check that the chat template will do.
+        """Check the chat template of a tokenizer, or of the processor of a model that reads images.
 
-        Args:
-            processing_class: A tokenizer, or the processor of a model that reads images, with a chat template; of
-                its response template, if it has none, TRL's takes the place.
-            has_tools: Whether the model may call tools.
-            template_kwargs: More variables for the chat template.
-            stops: Tokens that end an answer; None for the tokenizer's.
-            stop_strings: Texts that do.
-            skip_special_tokens: Whether texts lack all special tokens.
-
-        Raises:
-            EpisodeError: The template cannot render a dialogue, or tools.
+        Without a response template, the model's calls are read by TRL's. Answers end at `stops`, by default the
+        tokenizer's, and at `stop_strings`. Raises `EpisodeError` if it cannot render a dialogue, or tools.
         """
         # A response template of TRL's is not for the trainer: it would parse whole episodes as one answer.
         self.tokenizer = tokenizer = copy.copy(tokenizer_of(processing_class))
         self.reads_images = processing_class is not tokenizer_of(processing_class)
-        """Whether messages may hold images."""
         self._renderer = tokenizer
         """What renders messages: the processor, or the tokenizer."""
         self._image_marks: set[str] = set()

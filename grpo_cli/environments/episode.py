@@ -74,9 +74,7 @@ class Episode:
     tool_s: float = 0.0
     end: End | None = None
     reward: Reward | None = None
-    """What the environment gave it at the end."""
     is_closed: bool = False
-    """Whether its environment was closed."""
 
     @property
     def own_ids(self) -> list[int]:
@@ -140,6 +138,7 @@ def episode_metrics(records: Sequence[Mapping[str, Any]], tools: Sequence[str]) 
     count, turns = len(records), sum(record["turns"] for record in records)
     failures = Counter(failure for _, failure, _ in calls)
     names = Counter(name for name, _, _ in calls)
+    rewards = [record["reward"] for record in records if isinstance(record["reward"], Mapping)]
     return {
         "episode/turns": turns / count,
         "episode/tokens_per_turn": sum(record["tokens"] for record in records) / max(turns, 1),
@@ -155,14 +154,8 @@ def episode_metrics(records: Sequence[Mapping[str, Any]], tools: Sequence[str]) 
         **{f"tools/{each}": failures[each] / count for each in get_args(Failure) if each},
         "tools/repeated": fmean(record["repeated"] for record in records),
         **{f"tools/{name}/calls": names[name] / count for name in tools},
-        **_mean_parts(records),
-    }
-
-
-def _mean_parts(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    parts = [record["reward"] for record in records if isinstance(record["reward"], Mapping)]
-    names = sorted({name for each in parts for name in each})
-    return {
-        f"episode/reward/{name}": fmean(each[name] for each in parts if name in each)
-        for name in names
+        **{
+            f"episode/reward/{part}": fmean(each[part] for each in rewards if part in each)
+            for part in sorted({part for each in rewards for part in each})
+        },
     }

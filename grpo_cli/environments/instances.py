@@ -70,9 +70,7 @@ class Trial:
     """Calls one entry of `tools` or `environment`, and collects what is found of it."""
 
     path: str
-    """Its place in the recipe."""
     timeout_s: float
-    """Time limit of a call."""
     caller: Caller = field(default_factory=Caller)
     tools: Sequence[Tool] = ()
     """Those that it offers; of environments, those of the first episode."""
@@ -85,7 +83,6 @@ class Trial:
     images: list[str] = field(default_factory=list)
     """The sizes of the images that it would read."""
     episodes: int = 0
-    """Begun so far."""
     rewards: list[Any] = field(default_factory=list)
     """Of the episodes that were played to their end; None for one without a reward."""
     has_gold: bool = False

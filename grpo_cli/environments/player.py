@@ -81,10 +81,8 @@ class Player:
         self.dialogue = dialogue
         self._caller = Caller(dialogue.reads_images)
         self.reads_images = dialogue.reads_images
-        """Whether messages may hold images."""
         self._tools = tools
         self.tool_names = [tool.name for tool, _ in tools]
-        """The names of the tools without a state."""
         self._sources = sources
         self._max_tokens = max_tokens
         self._seed = seed

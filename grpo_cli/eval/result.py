@@ -43,7 +43,6 @@ class Measured:
     """One subject's completions, and its metrics prompt by prompt."""
 
     groups: list[list[ScoredCompletion]]
-    """By row of the data."""
     right: dict[str, float]
     """For each reward that judges answers, the score of a right one."""
     values: dict[str, PerPrompt]
@@ -108,7 +107,12 @@ def finish(
         subject.name: read_measured(folder, subject.name, recipe) for subject in request.subjects
     }
     for name, each in measured.items():
-        _check_complete(name, each, request.samples, data["rows"])
+        torn = sum(len(group) != request.samples for group in each.groups)
+        if len(each.groups) != data["rows"] or torn:
+            raise RunError(
+                f"the samples of `{name}` hold {len(each.groups)} of {data['rows']} prompts, {torn} of them not "
+                f"with {request.samples} completions. Fix: measure anew with another --out"
+            )
     differences = {
         name: each.change_from(measured[baseline])
         for name, each in measured.items()
@@ -168,22 +172,19 @@ def _say_verdict(
     return "; ".join([nearest, *others])
 
 
-def _check_complete(name: str, measured: Measured, samples: int, rows: int) -> None:
-    torn = sum(len(group) != samples for group in measured.groups)
-    if len(measured.groups) != rows or torn:
-        raise RunError(
-            f"the samples of `{name}` hold {len(measured.groups)} of {rows} prompts, {torn} of them not "
-            f"with {samples} completions. Fix: measure anew with another --out"
-        )
-
-
 def read_result(path: Path) -> tuple[EvalFolder, dict[str, Any]]:
     """Read a result and the folder it lies in; `path` is either, or a run, whose newest result it then is.
 
     Raises `UsageError` if there is no result, or it is of another version.
     """
     if is_run(path):
-        path = _newest_result(RunFolder(path))
+        finished = [each.parent for each in RunFolder(path).evaluations.glob("*/result.json")]
+        if not finished:
+            raise UsageError(
+                f"{path} has no finished evaluation by `grpo eval`. Fix: grpo eval {path}, with --resume for "
+                "one that was interrupted; `grpo runs compare RUN_A RUN_B` compares the runs' own measurements"
+            )
+        path = max(finished)
     folder = EvalFolder(path if path.is_dir() else path.parent)
     file = folder.result if path.is_dir() else path
     if not file.is_file():
@@ -199,16 +200,6 @@ def read_result(path: Path) -> tuple[EvalFolder, dict[str, Any]]:
     except ValueError as error:
         raise damaged(file, error, fix) from None
     return folder, result
-
-
-def _newest_result(run: RunFolder) -> Path:
-    finished = [path.parent for path in run.evaluations.glob("*/result.json")]
-    if not finished:
-        raise UsageError(
-            f"{run.path} has no finished evaluation by `grpo eval`. Fix: grpo eval {run.path}, with --resume for "
-            "one that was interrupted; `grpo runs compare RUN_A RUN_B` compares the runs' own measurements"
-        )
-    return max(finished)
 
 
 def compare_results(first: str, second: str) -> dict[str, Any]:

@@ -49,14 +49,17 @@ def measure(
     """
     import torch
 
+    from grpo_cli.analysis.samples import MetricLog, score_samples
     from grpo_cli.eval.samplers import open_sampler
     from grpo_cli.rewards.building import build_rewards
     from grpo_cli.rewards.context import reward_context
+    from grpo_cli.rewards.scoring import reward_columns
 
     device = device or torch.device(pick_device(request.recipe.launch))
     plans = _plan(request, folder)
     context = reward_context(request.recipe, str(device), plans[0].train_rows)
     rewards = build_rewards(request.recipe.rewards, context)
+    reads_tokens = any(reward.meta.reads_tokens for reward in rewards)
     if rank == 0 and not folder.data.is_file():
         write_json(folder.data, plans[0].data)
     for subject, plan in zip(request.subjects, plans, strict=True):
@@ -69,34 +72,23 @@ def measure(
         with open_sampler(request, subject, device) as sample:
             for chunk in to_do:
                 tell(subject.name, (total - left) * request.samples, total * request.samples)
-                append = partial(folder.append, subject.name, rank, chunk)
-                _measure_chunk(plan.rows, chunk, rewards, sample, append)
+                rows = plan.rows.select(list(chunk.places))
+                started = time.perf_counter()
+                sampled = sample(rows, chunk.seed)
+                seconds, log = time.perf_counter() - started, MetricLog()
+                columns = reward_columns(rows, rewards)
+                scored = score_samples(rewards, columns, sampled, chunk.seed, log)
+                ids = [each.token_ids for group in sampled for each in group]
+                of_chunk: dict[str, Any] = {
+                    "logged_by": log.rewards,
+                    "token_ids": ids if reads_tokens else None,
+                }
+                folder.append(subject.name, rank, chunk, seconds, scored, **of_chunk)
                 left -= len(chunk.places)
         tell(subject.name, total * request.samples, total * request.samples)
     wait_for_all()
     if rank == 0:
         _log_over_all(request, folder, plans, rewards)
-
-
-def _measure_chunk(
-    all_rows: Any,
-    chunk: Any,
-    rewards: Sequence[Any],
-    sample: Callable[[Any, int], Any],
-    append: Callable[..., None],
-) -> None:
-    from grpo_cli.analysis.samples import MetricLog, score_samples
-    from grpo_cli.rewards.scoring import reward_columns
-
-    rows = all_rows.select(list(chunk.places))
-    started = time.perf_counter()
-    sampled = sample(rows, chunk.seed)
-    seconds = time.perf_counter() - started
-    log = MetricLog()
-    scored = score_samples(rewards, reward_columns(rows, rewards), sampled, chunk.seed, log)
-    reads_tokens = any(reward.meta.reads_tokens for reward in rewards)
-    ids = [each.token_ids for group in sampled for each in group] if reads_tokens else None
-    append(seconds, scored, logged_by=log.rewards, token_ids=ids)
 
 
 def _log_over_all(

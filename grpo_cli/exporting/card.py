@@ -18,7 +18,6 @@ from grpo_cli.analysis.metrics import say_failures, say_metric
 from grpo_cli.exporting.request import TEMPLATE, ExportRequest
 from grpo_cli.models.source import read_licence, resolve_source
 from grpo_cli.recipe.recipe import Recipe
-from grpo_cli.recipe.training import TrainingConfig
 from grpo_cli.recipe.yaml_tree import write_yaml
 from grpo_cli.rewards.building import name_rewards
 from grpo_cli.runs.files import read_object, write_text
@@ -46,9 +45,11 @@ def write_card(request: ExportRequest, folder: Path, result: Mapping[str, Any]) 
     environment.filters["shell"] = shlex.quote
     config = read_object(folder / "tokenizer_config.json")
     is_chat = bool(config.get("chat_template")) or (folder / TEMPLATE).is_file()
+    base = resolve_source(recipe.model)
+    hub_link = f"[{base.location}](https://huggingface.co/{base.location})"
     text = environment.from_string(source).render(
         title=recipe.name,
-        base=_base_link(request),
+        base=hub_link if base.kind == "hub" else f"`{Path(base.location).name}`",
         format=request.format,
         recipe=recipe,
         messages=_example(recipe) if is_chat and not request.is_text else None,
@@ -84,13 +85,6 @@ def _read_head(request: ExportRequest) -> ModelCardData:
     )
 
 
-def _base_link(request: ExportRequest) -> str:
-    source = resolve_source(request.recipe.model)
-    if source.kind == "hub":
-        return f"[{source.location}](https://huggingface.co/{source.location})"
-    return f"`{Path(source.location).name}`"
-
-
 def _example(recipe: Recipe) -> list[str]:
     """Return messages as the model was trained on them, as JSON."""
     system = recipe.dataset.parts[0].prompt.system
@@ -116,6 +110,11 @@ def _list_settings(request: ExportRequest) -> list[tuple[str, Any]]:
     if request.name == "final":
         best = run.best_checkpoint if recipe.loads_best else None
         step = best or read_object(run.folder.status).get("step")
+    training = recipe.training
+    changed = training.model_dump(mode="json", exclude_defaults=True, exclude_none=True)
+    plain = {name: value for name, value in changed.items() if not isinstance(value, dict)}
+    always = {name: getattr(training, name) for name in _ALWAYS_SHOWN}
+    epochs = {} if training.max_steps > 0 else {"num_train_epochs": training.num_train_epochs}
     rows = [
         ("model exported", request.name),
         ("optimizer steps", step),
@@ -128,7 +127,7 @@ def _list_settings(request: ExportRequest) -> list[tuple[str, Any]]:
         ("began from the adapter", start and "/".join(Path(start.path).parts[-3:])),
         ("supervised warm-up", warmup and f"on {source}"),
         ("seed", recipe.seed),
-        *_list_training(recipe.training).items(),
+        *{**always, **epochs, **plain}.items(),
         ("trained in", run.manifest.get("dtype") or recipe.model.dtype),
         (
             "versions",
@@ -136,14 +135,6 @@ def _list_settings(request: ExportRequest) -> list[tuple[str, Any]]:
         ),
     ]
     return [(name, value) for name, value in rows if value is not None]
-
-
-def _list_training(training: TrainingConfig) -> dict[str, Any]:
-    changed = training.model_dump(mode="json", exclude_defaults=True, exclude_none=True)
-    always = {name: getattr(training, name) for name in _ALWAYS_SHOWN}
-    epochs = {} if training.max_steps > 0 else {"num_train_epochs": training.num_train_epochs}
-    plain = {name: value for name, value in changed.items() if not isinstance(value, dict)}
-    return {**always, **epochs, **plain}
 
 
 def _name_dataset(dataset: Any) -> str:

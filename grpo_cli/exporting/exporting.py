@@ -28,7 +28,6 @@ from grpo_cli.runs.files import SCHEMA_VERSION, read_object, write_json, write_t
 from grpo_cli.runs.folder import unwritable
 
 Tell = Callable[[str], None]
-"""Reports what is being done."""
 RECORD = "export.json"
 """In every export: what it is, and the result of its verification."""
 KIND = "grpo-export"
@@ -226,6 +225,14 @@ def run_verification(request: ExportRequest, folder: Path, tell: Tell) -> dict[s
 
 
 def _describe(request: ExportRequest, verification: dict[str, Any] | None) -> dict[str, Any]:
+    warnings = []
+    base = read_adapter_base(request.trained) if request.format == "adapter" else None
+    if base is not None and base.startswith("/"):
+        seen = (
+            f"the adapter names its base by a path of this machine, {base}: nobody else can load it"
+        )
+        fix = "export as safetensors, to give it away"
+        warnings.append(Issue(seen, fix, level="warning", subject="base model").as_json())
     return {
         "schema_version": SCHEMA_VERSION,
         "kind": KIND,
@@ -235,17 +242,8 @@ def _describe(request: ExportRequest, verification: dict[str, Any] | None) -> di
         "plain_text": request.is_text,
         "precision": request.gguf_type or (None if request.format == "adapter" else request.dtype),
         "verification": verification,
-        "warnings": [each.as_json() for each in _warn(request)],
+        "warnings": warnings,
     }
-
-
-def _warn(request: ExportRequest) -> list[Issue]:
-    base = read_adapter_base(request.trained) if request.format == "adapter" else None
-    if base is None or not base.startswith("/"):
-        return []
-    seen = f"the adapter names its base by a path of this machine, {base}: nobody else can load it"
-    fix = "export as safetensors, to give it away"
-    return [Issue(seen, fix, level="warning", subject="base model")]
 
 
 def _write_companions(request: ExportRequest, folder: Path, result: dict[str, Any]) -> None:

@@ -179,12 +179,8 @@ def find_turns(render: Render) -> TurnTemplate | None:
     The template is rendered with markers for the texts. The text around the markers is then tried on other
     conversations.
     """
-    user, answer, system = (
-        _message("user", "a"),
-        _message("assistant", "b"),
-        _message("system", "s"),
-    )
-    longer = [user, answer, _message("user", "c")]
+    user, system = _message("user", "a"), _message("system", "s")
+    longer = [user, _message("assistant", "b"), _message("user", "c")]
     trials = [[user], [system, user], longer, [system, *longer]]
     try:
         turns = _find_turns(render)
@@ -244,7 +240,13 @@ def write_modelfile(request: ExportRequest, folder: Path) -> None:
     stops = all_eos_token_ids(load_generation_config(request.recipe.model), tokenizer)
     lines = [f"FROM ./{file.name}"]
     is_chat = bool(tokenizer.chat_template) and not request.is_text
-    turns = _turns_of(tokenizer, request) if is_chat else None
+    kwargs = request.recipe.setting("chat_template_kwargs") or {}
+
+    def render(messages: Sequence[Message], opened: bool) -> str:
+        options = {"tokenize": False, "add_generation_prompt": opened, **kwargs}
+        return str(tokenizer.apply_chat_template(list(messages), **options))
+
+    turns = find_turns(render) if is_chat else None
     if turns is not None:
         lines.append(_quote("TEMPLATE", without_bos(turns, tokenizer).as_go()))
     elif is_chat:
@@ -267,12 +269,3 @@ def _quote(instruction: str, text: str) -> str:
     if '"""' in text:
         return f'# {instruction} is left out: its text holds """, which a Modelfile cannot quote.'
     return f'{instruction} """{text}"""'
-
-
-def _turns_of(tokenizer: Any, request: ExportRequest) -> TurnTemplate | None:
-    kwargs = request.recipe.setting("chat_template_kwargs") or {}
-    return find_turns(
-        lambda messages, opened: tokenizer.apply_chat_template(
-            list(messages), tokenize=False, add_generation_prompt=opened, **kwargs
-        )
-    )

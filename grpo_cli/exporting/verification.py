@@ -66,7 +66,6 @@ class Asked(NamedTuple):
 
     prompts: list[Any]
     images: list[list[Any]] | None
-    """Of each prompt; None if none may hold any."""
 
 
 @dataclass(frozen=True)

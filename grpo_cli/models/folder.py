@@ -15,7 +15,6 @@ from grpo_cli.recipe.model import ModelConfig
 from grpo_cli.runs.files import read_object, read_tensors_header
 
 Fault = tuple[str, str]
-"""What is wrong, and the fix."""
 FSDP_SHARDS = "pytorch_model_fsdp_0"
 """Folder in which accelerate 1.15 writes FSDP's shards."""
 _DEEPSPEED_TAG = "latest"
@@ -208,8 +207,11 @@ def read_vllm_rank(adapter: Path) -> int:
     """
     config = _read_adapter_config(adapter)
     feature = unsupported_feature(config)
-    if feature is None and _adapts_vision(adapter):
-        feature = "an adapter on the vision part"
+    if feature is None and (file := adapter / "adapter_model.safetensors").is_file():
+        # vLLM (0.31) passes over adapters on the vision part.
+        names = read_tensors_header(file)[1]
+        if any(word in name for name in names for word in ("vision", "visual")):
+            feature = "an adapter on the vision part"
     if feature is not None:
         raise UsageError(
             f"vLLM cannot load the adapter {adapter} ({feature}). Fix: export the run as safetensors (`grpo "
@@ -217,14 +219,6 @@ def read_vllm_rank(adapter: Path) -> int:
         )
     rank = int(config.get("r") or 8)
     return fitting_rank(rank) or rank
-
-
-def _adapts_vision(adapter: Path) -> bool:
-    """Return whether an adapter is on the vision part too, which vLLM (0.31) passes over."""
-    file = adapter / "adapter_model.safetensors"
-    return file.is_file() and any(
-        word in name for name in read_tensors_header(file)[1] for word in ("vision", "visual")
-    )
 
 
 def _read_adapter_config(adapter: Path) -> dict[str, Any]:

@@ -90,7 +90,16 @@ def convert_gguf(path: Path, folder: Path) -> None:
     """Write config, weights, tokenizer and generation settings of a GGUF file into `folder`."""
     try:
         with quiet_loading(), open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere):
-            _convert_loudly(path, folder)
+            special = _read_special_tokens(path)
+            where: dict[str, Any] = {"gguf_file": path.name, "trust_remote_code": False}
+            config = AutoConfig.from_pretrained(path.parent, **where)
+            where["config"] = config
+            tokenizer = AutoTokenizer.from_pretrained(path.parent, **where)
+            loaded = AutoModelForCausalLM.from_pretrained(path.parent, dtype=torch.float32, **where)
+            length = config.get_text_config().max_position_embeddings
+            _correct_tokenizer(tokenizer, special, length)
+            _rebuild(loaded, tokenizer, special).save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
     except ImportError as error:
         message = "reading a GGUF file needs the `gguf` package"
         raise SetupError(f"{message}. Fix: {install_extra('gguf')}") from error
@@ -101,19 +110,6 @@ def convert_gguf(path: Path, folder: Path) -> None:
             fix = "name a folder with the model's safetensors; transformers cannot read this GGUF"
         message = f"{path} cannot be converted: {why}. Fix: {fix}"
         raise SetupError(message, "model.path") from error
-
-
-def _convert_loudly(path: Path, folder: Path) -> None:
-    special = _read_special_tokens(path)
-    where: dict[str, Any] = {"gguf_file": path.name, "trust_remote_code": False}
-    config = AutoConfig.from_pretrained(path.parent, **where)
-    tokenizer = AutoTokenizer.from_pretrained(path.parent, config=config, **where)
-    loaded = AutoModelForCausalLM.from_pretrained(
-        path.parent, config=config, dtype=torch.float32, **where
-    )
-    _correct_tokenizer(tokenizer, special, config.get_text_config().max_position_embeddings)
-    _rebuild(loaded, tokenizer, special).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
 
 
 def _rebuild(loaded: Any, tokenizer: Any, special: _SpecialTokens) -> Any:
@@ -169,7 +165,11 @@ def _correct_tokenizer(tokenizer: Any, special: _SpecialTokens, context_length: 
     for key in _STRAY_TOKENIZER_KEYS:
         tokenizer.init_kwargs.pop(key, None)
     tokenizer.eos_token = tokenizer.convert_ids_to_tokens(special.eos[0])
-    tokenizer.pad_token = tokenizer.convert_ids_to_tokens(_choose_pad(tokenizer, special))
+    vocabulary = tokenizer.get_vocab()
+    # One that does not end an answer, if the vocabulary has an obvious one.
+    pads = [special.pad, *map(vocabulary.get, _PAD_NAMES), special.unknown]
+    usable = (token for token in pads if token is not None and token not in special.eos)
+    tokenizer.pad_token = tokenizer.convert_ids_to_tokens(next(usable, special.eos[0]))
     if special.bos is not None:
         tokenizer.bos_token = tokenizer.convert_ids_to_tokens(special.bos)
     tokenizer.init_kwargs["clean_up_tokenization_spaces"] = False
@@ -185,12 +185,3 @@ def _correct_tokenizer(tokenizer: Any, special: _SpecialTokens, context_length: 
         # The reader leaves this out. Source: llama.cpp's `LLAMA_VOCAB_PRE_TYPE_SMOLLM`.
         digits = pre_tokenizers.Digits(individual_digits=True)
         backend.pre_tokenizer = pre_tokenizers.Sequence([digits, backend.pre_tokenizer])
-
-
-def _choose_pad(tokenizer: Any, special: _SpecialTokens) -> int:
-    """Return the padding token: one that does not end an answer, if the vocabulary has an obvious one."""
-    vocabulary = tokenizer.get_vocab()
-    named = [vocabulary.get(name) for name in _PAD_NAMES]
-    candidates = [special.pad, *named, special.unknown]
-    usable = (token for token in candidates if token is not None and token not in special.eos)
-    return next(usable, special.eos[0])

@@ -150,12 +150,9 @@ def load_model(
 ) -> Any:
     """Load a `PreTrainedModel` with a language-modelling head, without adapters.
 
-    Args:
-        model: The recipe's section.
-        tokenizer: If given, the model must have an embedding for each of its tokens.
-        device_is_cuda: Whether the model will run on CUDA; looked up if None.
-        device: Where the weights are read to, past the host's memory; `meta` takes names and sizes but no values.
-            None is the CPU, and for quantized weights the current CUDA device.
+    It must have an embedding for each token of a `tokenizer`. With a `device`, weights are read to it past the
+    host's memory; `meta` takes names and sizes but no values. None is the CPU, and for quantized weights the
+    current CUDA device.
     """
     cuda = torch.cuda.is_available() if device_is_cuda is None else device_is_cuda
     options = {**hub_options(model), **_precision_options(model, cuda), **model.init_kwargs}
@@ -431,7 +428,12 @@ def _precision_options(model: ModelConfig, cuda: bool) -> dict[str, Any]:
     dtype = pick_dtype(model, cuda=cuda)
     if model.quantization is None:
         return {"dtype": dtype}
-    _check_quantization_here(model, cuda)
+    what = f"model.quantization: {model.quantization}"
+    if not cuda:
+        fix = "run on a machine with a GPU, or remove `quantization`"
+        raise SetupError(f"{what} needs a CUDA device, and there is none. Fix: {fix}")
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise SetupError(f"{what} needs bitsandbytes. Fix: {install_extra('quantization')}")
     if model.quantization == "8bit":
         return {"dtype": dtype, "quantization_config": BitsAndBytesConfig(load_in_8bit=True)}
     config = BitsAndBytesConfig(
@@ -441,16 +443,6 @@ def _precision_options(model: ModelConfig, cuda: bool) -> dict[str, Any]:
         bnb_4bit_compute_dtype=torch.bfloat16 if dtype == "auto" else dtype,
     )
     return {"dtype": dtype, "quantization_config": config}
-
-
-def _check_quantization_here(model: ModelConfig, cuda: bool) -> None:
-    what = f"model.quantization: {model.quantization}"
-    if not cuda:
-        fix = "run on a machine with a GPU, or remove `quantization`"
-        raise SetupError(f"{what} needs a CUDA device, and there is none. Fix: {fix}")
-    if importlib.util.find_spec("bitsandbytes") is None:
-        fix = install_extra("quantization")
-        raise SetupError(f"{what} needs bitsandbytes. Fix: {fix}")
 
 
 def explaining(model: ModelConfig) -> AbstractContextManager[None]:

@@ -58,11 +58,14 @@ def weights_only(checkpoint: Path, *, trusted: bool) -> Iterator[None]:
         for file in sorted(checkpoint.rglob(".metadata")):
             with file.open("rb") as metadata:
                 _MetadataUnpickler(metadata).load()
+        classes: list[Any] = []
+        for module, names in _DEEPSPEED.items():
+            # Not installed, or another version.
+            with suppress(ImportError, AttributeError):
+                loaded = importlib.import_module(module)
+                classes += [getattr(loaded, name) for name in names.split()]
         environment = {"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1"}
-        with (
-            mock.patch.dict(os.environ, environment),
-            torch.serialization.safe_globals(_load_deepspeed_classes()),
-        ):
+        with mock.patch.dict(os.environ, environment), torch.serialization.safe_globals(classes):
             yield
     except pickle.UnpicklingError as error:
         raise unpickling_error(checkpoint, error) from error
@@ -83,12 +86,3 @@ def unpickling_reason(error: pickle.UnpicklingError) -> str:
         r"[Uu]nsupported (?:global: )?GLOBAL \S+|Unsupported \w+: \w+ \S+|it holds \S+", str(error)
     )
     return (found[0] if found else " ".join(str(error).split()))[:200].strip(". ")
-
-
-def _load_deepspeed_classes() -> list[Any]:
-    classes = []
-    for module, names in _DEEPSPEED.items():
-        # Not installed, or another version.
-        with suppress(ImportError, AttributeError):
-            classes += [getattr(importlib.import_module(module), name) for name in names.split()]
-    return classes

@@ -27,7 +27,6 @@ class Teacher(NamedTuple):
     model: ModelConfig
     """In the precision it was saved or trained in."""
     adapter: Path | None
-    """Merged into it."""
 
 
 def find_teacher(recipe: Recipe) -> Teacher | None:

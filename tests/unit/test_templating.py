@@ -3,7 +3,6 @@
 import resource
 
 import pytest
-from jinja2 import TemplateSyntaxError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from grpo_cli.templating import MOST_SIZE, TemplateLimitError, environment
@@ -71,14 +70,6 @@ def test_a_template_that_makes_too_much_is_refused(template):
 def test_other_templates_give_what_jinja_gives(template):
     plain = ImmutableSandboxedEnvironment().from_string(template).render(q="hello")
     assert environment().from_string(template).render(q="hello") == plain
-
-
-def test_a_template_that_is_nested_too_deeply_is_a_syntax_error():
-    for template in ("{{ " + "(" * 5000 + "}}", "{% if x %}" * 500 + "{% endif %}" * 500):
-        with pytest.raises(TemplateSyntaxError, match="nested too deeply"):
-            environment().from_string(template)
-    with pytest.raises(TemplateSyntaxError, match="nested too deeply"):
-        environment().compile_expression("(" * 5000)
 
 
 def test_a_chat_template_has_the_same_limits(tmp_path):

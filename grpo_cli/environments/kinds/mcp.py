@@ -223,7 +223,8 @@ class McpEnvironment(Environment):
         if missing := [name for name in schema.get("required") or () if name not in values]:
             raise EpisodeError(
                 f"the tool {self._begin.name} needs {show_names(missing)}, and the columns are "
-                f"{show_names(values)}. Fix: add what is missing to the dataset, or give it a default in the server",
+                f"{show_names(values)}. "
+                "Fix: add what is missing to the dataset, or give it a default in the server",
                 "reset",
             )
         arguments = {name: values[name] for name in named if name in values}

@@ -88,19 +88,15 @@ class OpenEnvEnvironment(RemoteEnvironment):
 
     def step(self, text: str) -> tuple[str, bool]:
         """Take an action."""
-        result = self.ask("step", action=self._make_action(text))
-        return self._read(result), bool(result["done"])
-
-    def _make_action(self, text: str) -> Mapping[str, Any]:
-        if self._params.action is not None:
-            return {self._params.action: text}
         try:
-            action = json.loads(text)
+            field = self._params.action
+            action = json.loads(text) if field is None else {field: text}
         except ValueError:
             action = None
         if not isinstance(action, dict):
             raise EpisodeError("the answer should be an action, as a JSON object")
-        return action
+        result = self.ask("step", action=action)
+        return self._read(result), bool(result["done"])
 
     def _read(self, result: Mapping[str, Any]) -> str:
         """Return an observation as the model reads it, and keep its reward."""

@@ -2,7 +2,7 @@
 
 import ast
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from pydantic import Field
@@ -150,8 +150,13 @@ class PythonEnvironment(Environment):
         return getattr(self._instance, "done", False) is True
 
     def reset(self, row: Mapping[str, Any], seed: int) -> Any:
-        """Call `reset` with the arguments that it names."""
-        return settle(call_with_known(self._instance.reset, {**row, "seed": seed}))
+        """Call `reset` with the arguments that it names; with all of them if it takes any."""
+        function, arguments = self._instance.reset, {**row, "seed": seed}
+        parameters = inspect.signature(function).parameters.values()
+        if not any(each.kind is each.VAR_KEYWORD for each in parameters):
+            named = {each.name for each in parameters}
+            arguments = {name: value for name, value in arguments.items() if name in named}
+        return settle(function(**arguments))
 
     def step(self, text: str) -> tuple[Any, bool]:
         """Call `step`."""
@@ -176,15 +181,6 @@ class PythonEnvironment(Environment):
         """Call `close`, if there is one."""
         if callable(method := getattr(self._instance, "close", None)):
             settle(method())
-
-
-def call_with_known(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
-    """Call a function with those of the arguments that it names; all of them if it takes any."""
-    parameters = inspect.signature(function).parameters.values()
-    if any(each.kind is each.VAR_KEYWORD for each in parameters):
-        return function(**arguments)
-    named = {each.name for each in parameters}
-    return function(**{name: value for name, value in arguments.items() if name in named})
 
 
 def _methods(owner: type) -> list[str]:

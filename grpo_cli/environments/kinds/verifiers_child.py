@@ -127,7 +127,15 @@ class _World:
         _install()
         self.loop = asyncio.new_event_loop()
         threading.Thread(target=self.loop.run_forever, daemon=True).start()
-        self.env = load_environment(_make_config(config))
+        kind = env_config_type(config["taskset"]["id"], config.get("id", ""))
+        # Its agents talk and run here unless it says otherwise.
+        own = {"harness": {"id": _HARNESS}, "runtime": {"type": "subprocess"}}
+        agents = {
+            name: {**own, **config.get(name, {})}
+            for name, field in kind.model_fields.items()
+            if isinstance(field.default, AgentConfig)
+        }
+        self.env = load_environment(kind.model_validate({**config, **agents}))
         self.context = ModelContext(_MODEL, StepClientConfig(api_key_var="GRPO_NO_KEY"))
         taskset = self.env.taskset
         self.tasks = list(taskset if taskset.bounded else itertools.islice(taskset, _MOST_TASKS))
@@ -135,18 +143,6 @@ class _World:
             raise ValueError("the taskset has no tasks")
         self._serving = self.env.serving()
         asyncio.run_coroutine_threadsafe(self._serving.__aenter__(), self.loop).result()
-
-
-def _make_config(config: "dict[str, Any]") -> Any:
-    """Return the environment's configuration, whose agents talk and run here unless it says otherwise."""
-    kind = env_config_type(config["taskset"]["id"], config.get("id", ""))
-    own = {"harness": {"id": _HARNESS}, "runtime": {"type": "subprocess"}}
-    agents = {
-        name: {**own, **config.get(name, {})}
-        for name, field in kind.model_fields.items()
-        if isinstance(field.default, AgentConfig)
-    }
-    return kind.model_validate({**config, **agents})
 
 
 _asking: "dict[str, _Session]" = {}

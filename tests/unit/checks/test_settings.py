@@ -23,7 +23,6 @@ CASES = [
      "there is no held-out loss"),
     (["model.lora={target_modules: [q_proj], layers_pattern: h}"], "model.lora.layers_pattern", "error",
      "`layers_to_transform`, which is missing"),
-    (["rewards.0.when='" + "(" * 3000 + "'"], "rewards.0.when", "error", "nested too deeply"),
     (["training.max_steps=99999999999999999999999"], "training.max_steps", "error", "fit in 64 bits"),
     (["training.save_total_limit=-9223372036854775809"], "training.save_total_limit", "error", "64 bits"),
     (["name=" + "a" * 101], "name", "error", "is not a valid name"),
