@@ -44,6 +44,12 @@ def explain_loading(
     from safetensors import SafetensorError
 
     refusals = (OSError, ValueError, ImportError, TypeError, RuntimeError)
+    fixes = (
+        (SafetensorError, "the weights are torn: fetch them anew"),
+        (json.JSONDecodeError, "one of its files is damaged: fetch them anew"),
+        (UnicodeDecodeError, "one of its files is not UTF-8: save it as UTF-8, or fetch it anew"),
+        (StrictDataclassError, "correct that value in its config.json, or fetch the file anew"),
+    )
     try:
         yield
     except (*refusals, SafetensorError, StrictDataclassError) as error:
@@ -54,7 +60,8 @@ def explain_loading(
             for words, fix, key in (*offline, *_FIXES, *more_fixes)
             if words.lower() in text.lower()
         )
-        found = _fix_by_type(error) or next(by_words, None)
+        by_type = ((fix, "path") for kind, fix in fixes if isinstance(error, kind))
+        found = next(by_type, None) or next(by_words, None)
         if found is None and isinstance(error, OSError):
             found = "check `{section}path`", "path"
         if found is None:
@@ -64,18 +71,6 @@ def explain_loading(
         sentence, fix = text.split(". ")[0].rstrip("."), found[0].format(path=path, section=section)
         message = f"{path} cannot be loaded: {sentence}. Fix: {fix}"
         raise SetupError(message, section + found[1]) from error
-
-
-def _fix_by_type(error: Exception) -> tuple[str, str] | None:
-    from safetensors import SafetensorError
-
-    fixes = (
-        (SafetensorError, "the weights are torn: fetch them anew"),
-        (json.JSONDecodeError, "one of its files is damaged: fetch them anew"),
-        (UnicodeDecodeError, "one of its files is not UTF-8: save it as UTF-8, or fetch it anew"),
-        (StrictDataclassError, "correct that value in its config.json, or fetch the file anew"),
-    )
-    return next(((fix, "path") for kind, fix in fixes if isinstance(error, kind)), None)
 
 
 @contextmanager

@@ -77,7 +77,8 @@ def _check_file(file: RowFile) -> Issue | None:
         inside = show_names(sorted(child.name for child in path.iterdir()))
         return Issue(f"{path} is a folder; it holds {inside}", "name a file", file.field)
     if not path.exists():
-        siblings = _names_beside(path)
+        files = path.parent.iterdir() if path.parent.is_dir() else ()
+        siblings = sorted(each.name for each in files if each.is_file() and each.name[0] != ".")
         fix = suggest(path.name, siblings, "correct the path; it is relative to the recipe")
         beside = f"; {path.parent} holds {show_names(siblings)}" if siblings else ""
         return Issue(f"there is no file {path}{beside}", fix, file.field)
@@ -90,14 +91,6 @@ def _check_file(file: RowFile) -> Issue | None:
             file.field,
         )
     return None
-
-
-def _names_beside(path: Path) -> list[str]:
-    try:
-        files = (child.name for child in path.parent.iterdir() if child.is_file())
-        return sorted(name for name in files if not name.startswith("."))
-    except OSError:
-        return []
 
 
 def iterate_rows(file: RowFile) -> Iterator[Row]:

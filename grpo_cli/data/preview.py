@@ -180,32 +180,32 @@ def join_previews(dataset: MixtureDataset, seen: Sequence[Preview]) -> Preview:
 def _preview(dataset: SingleDataset, seed: int, problems: list[Issue]) -> Preview:
     if isinstance(dataset, ScoredDataset):
         return _preview_scored(dataset, seed)
+    if isinstance(dataset, ReasoningGymDataset | EnvironmentDataset):
+        sizes = _split_sizes(dataset, dataset.size, dataset.eval_size or None)
     if isinstance(dataset, ReasoningGymDataset):
         check_task(dataset)
-        sizes = _split_sizes(dataset, dataset.size, dataset.eval_size or None)
         columns = COLUMNS | {LEVEL} if dataset.levels else COLUMNS
         note, is_exact = "rows are drawn when training starts", not dataset.eval_fraction
         return Preview(columns, *sizes, note, is_exact=is_exact)
     if isinstance(dataset, EnvironmentDataset):
-        sizes = _split_sizes(dataset, dataset.size, dataset.eval_size or None)
         return Preview(frozenset({"prompt", "seed"}), *sizes, "the environment gives the prompts")
     if isinstance(dataset, HubDataset):
         check_id(dataset.path)
         note = f"{dataset.path} is downloaded when it is needed; nothing was looked up"
         return Preview(None, None, None, note)
+    held = None
     if isinstance(dataset, FilesDataset):
         train = (
             _preview_stream(dataset)
             if dataset.streams
             else _preview_files(dataset, "train", "training", problems)
         )
-        held = _preview_files(dataset, "eval", "evaluation", problems)
-        held = held if dataset.eval else None
+        held = _preview_files(dataset, "eval", "evaluation", problems) if dataset.eval else None
     else:
         rows, eval_rows = inline_rows(dataset)
         train = _preview_list(dataset, rows, RowNames("training"))
-        named = RowNames("evaluation")
-        held = None if eval_rows is None else _preview_list(dataset, eval_rows, named)
+        if eval_rows is not None:
+            held = _preview_list(dataset, eval_rows, RowNames("evaluation"))
     if train is None:
         note = "a file of the training rows cannot be read"
         return Preview(None, None, None, note, held=held)
@@ -235,25 +235,20 @@ def _count_divided(dataset: SingleDataset, train: SplitPreview) -> tuple[int, in
     """
     if not dataset.eval_fraction or len(train.rows) < train.count or train.column_problems:
         return None
+    images = dataset.prompt.images
+    style: Style = "text" if dataset.prompt.style == "text" else "chat"
+    prompts = []
     try:
-        prompts = _identify_rows(dataset, train)
+        renderer = Renderer(dataset.prompt, style, may_be_empty=True, in_parts=bool(images))
+        for place, row in train.kept.items():
+            folder = train.names.folder(place)
+            pictures = [as_image(value, folder) for _, value in image_values(row, images)]
+            prompts.append(identify({**row, "prompt": renderer.render(row), IMAGES: pictures}))
     except (RecipeError, ImageError):
         return None
     held = len(hold_out(prompts, dataset.eval_fraction, dataset.eval_seed))
     left = len(prompts) - held
     return min(left, dataset.limit or left), min(held, dataset.eval_limit or held)
-
-
-def _identify_rows(dataset: SingleDataset, train: SplitPreview) -> list[str]:
-    images, names = dataset.prompt.images, train.names
-    style: Style = "text" if dataset.prompt.style == "text" else "chat"
-    renderer = Renderer(dataset.prompt, style, may_be_empty=True, in_parts=bool(images))
-    made = []
-    for place, row in train.kept.items():
-        values, folder = image_values(row, images), names.folder(place)
-        pictures = [as_image(value, folder) for _, value in values]
-        made.append({**row, "prompt": renderer.render(row, names(place)), IMAGES: pictures})
-    return [identify(row) for row in made]
 
 
 def _preview_files(
@@ -270,9 +265,8 @@ def _preview_files(
         field = f"dataset.{key}.{index}" if paths[1:] else f"dataset.{key}"
         try:
             (file,) = find_files([path], field)
-            first, count, by_file[str(file.path)] = preview_file(
-                file, max(most - len(rows), PREVIEW_ROWS)
-            )
+            left = max(most - len(rows), PREVIEW_ROWS)
+            first, count, by_file[str(file.path)] = preview_file(file, left)
         except RecipeError as error:
             problems += error.problems
             continue

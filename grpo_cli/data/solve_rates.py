@@ -19,7 +19,7 @@ _SCORE = int | float | None
 def read_solve_rates(path: str, right: Mapping[str, float]) -> dict[str, float]:
     """Return the share of right answers of each prompt, by its canonical JSON.
 
-    The path is an evaluation's, or a file of samples; `right` has a right answer's score by each reward that tells.
+    The path is an evaluation's, or a file of samples; `right` has a right answer's score by reward.
     Raises `RecipeError` if there are no samples with these rewards, or the evaluation was not finished.
     """
     shares: dict[str, list[float]] = {}

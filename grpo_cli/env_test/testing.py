@@ -1,22 +1,21 @@
 """Tools and environments of a recipe tried without a model: what is wrong, and does playing right win?"""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
 from grpo_cli.environments.agents import GOLD, AgentResult, Totals, make_agents, play_agent
 from grpo_cli.environments.calls import Caller
-from grpo_cli.environments.contract import EnvironmentSource, Tool, ToolSource
+from grpo_cli.environments.contract import Tool, ToolSource
 from grpo_cli.environments.instances import Row, Trial, try_environment, try_tool, watch_output
 from grpo_cli.environments.player import Player, find_rows, open_player
 from grpo_cli.environments.registry import open_kind
 from grpo_cli.errors import GrpoError
 from grpo_cli.issues import Issue
 from grpo_cli.models.processor import tokenizer_of
-from grpo_cli.recipe.episode import KindConfig
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.units import spread
 
@@ -122,14 +121,25 @@ def try_environments(
             agents = _play_agents(recipe, rows, player, score, trial, trials, on_progress)
         trials.append(trial)
         problems += trial.issues.values()
-    texts = [text for trial in trials for text in trial.results]
-    tokens = _count_tokens(texts, processing_class)
-    problems += _check_lengths(tokens, recipe)
+    tokenizer = processing_class and tokenizer_of(processing_class)
+    tokens = [
+        len(tokenizer(text, add_special_tokens=False)["input_ids"])
+        for trial in (trials if tokenizer else ())
+        for text in trial.results
+    ]
+    most = recipe.episode.max_result_tokens
+    if over := [count for count in tokens if count > most]:
+        seen = f"{most} shortens {len(over)} of {len(tokens)} results; the longest has {max(over)} tokens"
+        fix, path = "raise it, or let them say less", "episode.max_result_tokens"
+        problems.append(Issue(seen, fix, path, level="warning"))
+    spent: dict[str, list[float]] = defaultdict(list)
+    for name, each in ((name, each) for trial in trials for name, each in trial.seconds.items()):
+        spent[name] += each
     unique = list({problem.seen: problem for problem in reversed(problems)}.values())[::-1]
     return EnvironmentTestResult(
         rows=len(rows),
         tools=tools,
-        latency=_sum_up(trials),
+        latency={name: Latency(len(each), median(each), max(each)) for name, each in spent.items()},
         result_tokens=ResultTokens(len(tokens), median(tokens), max(tokens)) if tokens else None,
         images=dict(Counter(size for trial in trials for size in trial.images)),
         agents=tuple(agents),
@@ -165,8 +175,9 @@ def _try_entries(
                 own = [row for number, row in enumerate(left) if number in places]
                 if section == "environment":
                     left = [row for row in left if row not in own]
-                with watch_output(trial):
-                    source = _open(trial, section, config, stack)
+                with watch_output(trial), _reporting(trial):
+                    source = open_kind(section, config)
+                    stack.callback(source.close)
                     _try_entry(trial, source, own, recipe, len(rows))
     problems = [issue for trial in trials for issue in trial.issues.values()]
     rewards = [reward for trial in trials for reward in trial.rewards]
@@ -183,35 +194,25 @@ def _try_entries(
     return trials, problems
 
 
-def _open(
-    trial: Trial, section: str, config: KindConfig, stack: ExitStack
-) -> ToolSource | EnvironmentSource | None:
-    """Open an entry; return None if that fails, which is reported."""
+@contextmanager
+def _reporting(trial: Trial) -> Iterator[None]:
+    """Report the error that ends what is done inside."""
     try:
-        source: ToolSource | EnvironmentSource = open_kind(section, config)
+        yield
     except GrpoError as error:
         issue = error.as_issue(f"{trial.path}.{error.path}".rstrip("."))
         trial.issues[issue.seen] = issue
-        return None
-    stack.callback(source.close)
-    return source
 
 
-def _try_entry(
-    trial: Trial,
-    source: ToolSource | EnvironmentSource | None,
-    rows: Sequence[Row],
-    recipe: Recipe,
-    tried: int,
-) -> None:
+def _try_entry(trial: Trial, source: Any, rows: Sequence[Row], recipe: Recipe, tried: int) -> None:
     if isinstance(source, ToolSource):
         trial.tools = source.tools
         for tool in trial.tools:
             try_tool(trial, tool)
-    elif source is not None and rows:
+    elif rows:
         turns = recipe.episode.max_turns
         try_environment(trial, source, rows, seed=recipe.seed, max_turns=turns)
-    elif source is not None:
+    else:
         seen = f"none of the {tried} rows that were tried is for it"
         trial.report(seen, "correct `when`, or try more rows: `--rows`", "note")
 
@@ -221,42 +222,17 @@ def _describe(tool: Tool, path: str) -> ToolResult:
     parameters = function.get("parameters") or {}
     required = parameters.get("required") or ()
     arguments = {
-        name + ("" if name in required else "?"): _name_type(schema)
+        name + ("" if name in required else "?"): " | ".join(_list_types(schema))
         for name, schema in (parameters.get("properties") or {}).items()
     }
     text = " ".join(str(function.get("description") or "").split())
     return ToolResult(tool.name, arguments, text, path)
 
 
-def _name_type(schema: Mapping[str, Any]) -> str:
-    if choices := schema.get("enum"):
-        return " | ".join(map(repr, choices))
+def _list_types(schema: Mapping[str, Any]) -> list[str]:
     kind = schema.get("type") or "any"
-    return " | ".join(kind) if isinstance(kind, list) else str(kind)
-
-
-def _sum_up(trials: Iterable[Trial]) -> dict[str, Latency]:
-    seconds: dict[str, list[float]] = {}
-    for trial in trials:
-        for name, spent in trial.seconds.items():
-            seconds.setdefault(name, []).extend(spent)
-    return {name: Latency(len(spent), median(spent), max(spent)) for name, spent in seconds.items()}
-
-
-def _count_tokens(texts: Sequence[str], processing_class: Any) -> list[int]:
-    """Return how many tokens each text is; none without a tokenizer."""
-    if processing_class is None:
-        return []
-    tokenizer = tokenizer_of(processing_class)
-    return [len(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts]
-
-
-def _check_lengths(tokens: Sequence[int], recipe: Recipe) -> Iterator[Issue]:
-    most = recipe.episode.max_result_tokens
-    if over := [count for count in tokens if count > most]:
-        seen = f"{most} shortens {len(over)} of {len(tokens)} results; the longest has {max(over)} tokens"
-        fix = "raise it, or let them say less"
-        yield Issue(seen, fix, "episode.max_result_tokens", level="warning")
+    kinds = kind if isinstance(kind, list) else [str(kind)]
+    return [*map(repr, schema.get("enum") or ())] or kinds
 
 
 # --- agents ------------------------------------------------------------------------------------
@@ -292,11 +268,10 @@ def _play_agents(
             for name, answers in agents.items():
                 on_progress(f"playing the agent {name}")
                 results.append(play_agent(player, rows, name, answers, score, trial))
+        _judge(recipe, results, trial)
     except GrpoError as error:
         issue = error.as_issue(error.path or trial.path)
         trial.issues[issue.seen] = issue
-    else:
-        _judge(recipe, results, trial)
     return results
 
 

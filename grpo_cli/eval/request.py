@@ -113,10 +113,15 @@ class EvalRequest(BaseModel):
 
 def make_request(source: Path, overrides: list[str] | None, options: EvalOptions) -> EvalRequest:
     """Work out what to measure; raises `GrpoError` if the recipe, the run, a model or a setting is wrong."""
-    recipe = _read_recipe(source, overrides)
+    recipe, hardware = _read_recipe(source, overrides), read_hardware()
     check_choice("--split", options.split, get_args(Split))
     check_choice("--backend", options.backend, get_args(BackendChoice))
-    backend = _pick_backend(recipe) if options.backend == "auto" else options.backend
+    backend: Backend = "transformers"
+    if options.backend != "auto":
+        backend = options.backend
+    elif recipe.generation.backend == "vllm" and not is_on_cpu(recipe.launch, hardware):
+        # That of training, if it works on this machine.
+        backend = choose_local_backend(recipe, hardware, read_vllm_version()).backend
     subjects, baseline = _name_subjects(source, recipe, options)
     evaluation = recipe.evaluation
     samples = options.samples or evaluation.samples_per_prompt
@@ -177,14 +182,6 @@ def _read_recipe(source: Path, overrides: list[str] | None) -> Recipe:
             f"recipe with rewards, and this model with --model{more}"
         )
     return recipe
-
-
-def _pick_backend(recipe: Recipe) -> Backend:
-    """Return the backend of training if it is vLLM and works on this machine; else transformers."""
-    hardware = read_hardware()
-    if recipe.generation.backend != "vllm" or is_on_cpu(recipe.launch, hardware):
-        return "transformers"
-    return choose_local_backend(recipe, hardware, read_vllm_version()).backend
 
 
 def _name_subjects(

@@ -97,8 +97,13 @@ def make_request(
     has_adapter = recipe.model.lora is not None if is_sharded(trained) else is_adapter(trained)
     if format == "adapter" and not has_adapter:
         raise UsageError(f"{trained} holds whole weights, no adapter. Fix: --format safetensors")
-    if has_adapter:
-        _check_unchanged(folder, recipe.model)
+    then = folder.read_manifest().get("model") if has_adapter else None
+    now = fingerprint_model(recipe.model) if then is not None else None
+    if now is not None and then != now:
+        raise UsageError(
+            f"{recipe.model.path} holds other weights than when the adapter was trained on it ({now[:12]}, not "
+            f"{str(then)[:12]}). Fix: put the old ones back; on the hub, `model.revision` names them"
+        )
     noted = folder.read_manifest().get("dtype") or recipe.model.dtype
     return ExportRequest(
         run=run.absolute(),
@@ -112,13 +117,3 @@ def make_request(
         max_shard_size=max_shard_size,
         is_text=folder.asks_in_text(),
     )
-
-
-def _check_unchanged(run: RunFolder, model: ModelConfig) -> None:
-    """Refuse a base whose weights are not those that the run began with."""
-    then, now = run.read_manifest().get("model"), fingerprint_model(model)
-    if then is not None and now is not None and then != now:
-        raise UsageError(
-            f"{model.path} holds other weights than when the adapter was trained on it ({now[:12]}, not "
-            f"{str(then)[:12]}). Fix: put the old ones back; on the hub, `model.revision` names them"
-        )

@@ -244,18 +244,13 @@ def _run(
             for place, answer in enumerate(answers or own)
         ]
     hashes = {}
-    if request.format == "safetensors" and not isinstance(model, peft.PeftModel):
-        hashes = _hash_tensors(model, getattr(torch, request.dtype))
+    is_compared = request.format == "safetensors" and not isinstance(model, peft.PeftModel)
+    for name, tensor in model.state_dict().items() if is_compared else ():
+        written = tensor.to(getattr(torch, request.dtype)).cpu().contiguous()
+        content = written.flatten().view(torch.uint8).numpy().data
+        hashes[name] = hashlib.blake2b(content, digest_size=16).hexdigest()
     gc.collect()
     return Outputs(torch.cat(rows), own, hashes)
-
-
-def _hash_tensors(model: Any, dtype: torch.dtype) -> dict[str, str]:
-    hashes = {}
-    for name, tensor in model.state_dict().items():
-        plain = tensor.to(dtype).cpu().contiguous().flatten().view(torch.uint8)
-        hashes[name] = hashlib.blake2b(plain.numpy().data, digest_size=16).hexdigest()
-    return hashes
 
 
 def _precision(request: ExportRequest) -> str:
