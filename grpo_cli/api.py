@@ -24,30 +24,14 @@ def _as_flags(overrides: Overrides | None) -> list[str]:
 
 
 def load_recipe(path: Path | str, overrides: Overrides | None = None) -> "Recipe":
-    """Read and validate a recipe.
-
-    Args:
-        path: The YAML file.
-        overrides: Values to replace, by dotted path.
-
-    Raises:
-        RecipeError: With every problem found.
-    """
+    """Read and validate a recipe; raises `RecipeError` with every problem found."""
     from grpo_cli.recipe.loading import load_recipe as load
 
     return load(Path(path), _as_flags(overrides))
 
 
 def check(path: Path | str, overrides: Overrides | None = None) -> "CheckedRecipe":
-    """Run every check of a recipe that needs no model.
-
-    Args:
-        path: The YAML file.
-        overrides: Values to replace, by dotted path.
-
-    Raises:
-        RecipeError: The YAML itself cannot be read.
-    """
+    """Run every check of a recipe that needs no model; raises `RecipeError` if the YAML itself cannot be read."""
     from grpo_cli.checks.recipe_checks import check_recipe
 
     return check_recipe(Path(path), _as_flags(overrides))

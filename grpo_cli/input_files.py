@@ -18,10 +18,7 @@ def find_fault(path: Path | str) -> str | None:
 
 
 def open_input(path: Path | str) -> IO[bytes]:
-    """Open a file to read its bytes.
-
-    Raises `OSError` if it cannot be opened, or is a pipe, a socket or a device.
-    """
+    """Open a file to read its bytes, or raise `OSError`."""
     if _is_special(path):
         raise OSError(errno.ENODEV, f"it {_SPECIAL}", str(path))
     return open(path, "rb")

@@ -1,7 +1,7 @@
 """One thing that is wrong, or good to know: what checks, probe, doctor, reward tests and exports report."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 Level = Literal["ok", "note", "warning", "error"]
@@ -45,10 +45,6 @@ class Issue:
         text = ": ".join(filter(None, (where, self.path or self.subject, self.seen.rstrip("."))))
         why = f". {self.why.rstrip('.')}" if self.why else ""
         return f"{text}{why}. Fix: {self.fix}" if self.fix else f"{text}{why}"
-
-    def placed(self, location: Location | None) -> Self:
-        """Return the same issue with its place in the recipe, unless it has one."""
-        return replace(self, location=self.location or location)
 
     def as_json(self) -> dict[str, Any]:
         """Return the issue as plain values, for `--json`. `message` is `seen` by its older name."""

@@ -12,8 +12,8 @@ from grpo_cli.errors import ExitCode
 from grpo_cli.units import count_noun, format_value
 
 if TYPE_CHECKING:
+    from grpo_cli.env_test.agents import AgentResult
     from grpo_cli.env_test.testing import EnvironmentTestResult
-    from grpo_cli.environments.agents import AgentResult
 
 app = typer.Typer(
     help="Tools and environments, and those of a recipe tried without a model.",

@@ -143,16 +143,13 @@ def _read_splits(
     recipe: Recipe, dataset: SingleDataset, has_chat_template: bool
 ) -> tuple[Split, Split | None, GroupReport | None]:
     style = resolve_style(dataset.prompt, has_chat_template)
-    has_images = recipe.dataset.has_images
-    renderer = Renderer(
-        dataset.prompt, style, may_be_empty=bool(recipe.environment), in_parts=has_images
-    )
+    options = {"may_be_empty": bool(recipe.environment), "in_parts": recipe.dataset.has_images}
+    renderer = Renderer(dataset.prompt, style, **options)
     source = read_rows(dataset, recipe.seed, as_table)
-
-    train = _make_split(dataset, renderer, source.train, source.train_names, has_images)
+    train = _make_split(dataset, renderer, source.train, source.train_names)
     held, groups = None, None
     if source.eval is not None:
-        held = _make_split(dataset, renderer, source.eval, source.eval_names, has_images)
+        held = _make_split(dataset, renderer, source.eval, source.eval_names)
     if dataset.eval_fraction:
         prompts = (hash(identify(row)) for row in iterate_rows(train.rows, IDENTIFYING))
         chosen = hold_out(prompts, dataset.eval_fraction, dataset.eval_seed)
@@ -166,11 +163,7 @@ def _read_splits(
 
 
 def _make_split(
-    dataset: SingleDataset,
-    renderer: Renderer,
-    rows: Sequence[Row] | pyarrow.Table,
-    names: RowNames,
-    has_images: bool,
+    dataset: SingleDataset, renderer: Renderer, rows: Sequence[Row] | pyarrow.Table, names: RowNames
 ) -> Split:
     """Apply columns, render prompts, find images and leave out reserved names."""
     total = len(rows)
@@ -185,7 +178,7 @@ def _make_split(
     else:
         source = rows if isinstance(rows, pyarrow.Table) else as_table(rows)
         reserved = RESERVED.intersection(source.column_names) - {*dataset.prompt.images}
-        table = _make_table(dataset, renderer, source, names, has_images, reserved)
+        table = _make_table(dataset, renderer, source, names)
         split = Split(table, names, total, total - len(table), dropped_columns=reserved)
     if not len(split.rows):
         message = f"no {names.split} row is left: a pattern found nothing in all {total} of them"
@@ -194,27 +187,18 @@ def _make_split(
 
 
 def _make_table(
-    dataset: SingleDataset,
-    renderer: Renderer,
-    source: pyarrow.Table,
-    names: RowNames,
-    has_images: bool,
-    reserved: frozenset[str],
+    dataset: SingleDataset, renderer: Renderer, source: pyarrow.Table, names: RowNames
 ) -> pyarrow.Table:
     """Return the rows as they are trained on; columns that stay as they are keep their arrays."""
     check_image_columns(dataset.prompt.images, source.column_names, names.split)
     extractor = ColumnExtractor(dataset.columns, source.column_names, names)
     read = iterate_blocks(source, _columns_read(dataset, renderer, source.column_names))
-    made = join(
-        [
-            _make_block(dataset, renderer, extractor, block, first, has_images)
-            for first, block in zip(range(0, len(source), BLOCK_ROWS), read, strict=True)
-        ]
-    )
+    blocks = zip(range(0, len(source), BLOCK_ROWS), read, strict=True)
+    made = join([_make_block(dataset, renderer, extractor, *each) for each in blocks])
     extractor.finish(len(source))
     if len(made) < len(source):
         source = select_rows(source, made["row_id"].to_pylist() if len(made) else ())
-    left_out = {*made.column_names, *dataset.prompt.images, *reserved}
+    left_out = {*made.column_names, *dataset.prompt.images, *RESERVED}
     return beside(made, source.drop_columns(left_out.intersection(source.column_names)))
 
 
@@ -233,9 +217,8 @@ def _make_block(
     dataset: SingleDataset,
     renderer: Renderer,
     extractor: ColumnExtractor,
-    block: Columns,
     first: int,
-    has_images: bool,
+    block: Columns,
 ) -> dict[str, pyarrow.Array]:
     """Return the columns that are added to a block of rows, of those rows that no pattern drops."""
     size, names = len(next(iter(block.values()))), extractor.names
@@ -253,7 +236,7 @@ def _make_block(
         prompts = as_array("prompt", texts["user"])
     else:
         prompts = message_array(texts)
-    if has_images:
+    if renderer.in_parts:
         columns = dataset.prompt.images
         made[IMAGES] = image_array(
             read_images(row, columns, names(at), names.folder(at))
@@ -273,10 +256,7 @@ def _render(renderer: Renderer, row: Row, names: RowNames, place: int) -> Prompt
 def make_rows(
     dataset: SingleDataset, renderer: Renderer, rows: Sequence[Row], names: RowNames
 ) -> Iterator[tuple[int, Row, Prompt]]:
-    """Yield the place, all columns and the prompt of each row that no pattern drops.
-
-    Raises `RecipeError` if a pattern or a template fails on a row.
-    """
+    """Yield the place, all columns and the prompt of each row that no pattern drops, or raise `RecipeError`."""
     for place, row in keep_rows(dataset, rows, names):
         yield place, row, _render(renderer, row, names, place)
 
@@ -286,9 +266,7 @@ def _drop_long(split: Split, longest: int | None, count_tokens: CountTokens) -> 
     if longest is None and len(rows) > _TOKENS_COUNTED:
         rows = select_rows(rows, spread(len(rows), _TOKENS_COUNTED))
     counts = [
-        count_tokens(row["prompt"], images=row[IMAGES])
-        if row[IMAGES] is not None
-        else count_tokens(row["prompt"])
+        count_tokens(row["prompt"], **({} if row[IMAGES] is None else {"images": row[IMAGES]}))
         for row in iterate_rows(rows, ("prompt", IMAGES))
     ]
     split.tokens = [count for count in counts if longest is None or count <= longest]

@@ -94,10 +94,7 @@ def _check_file(file: RowFile) -> Issue | None:
 
 
 def iterate_rows(file: RowFile) -> Iterator[Row]:
-    """Yield the rows of one file, in order.
-
-    Raises `RecipeError` if the file is empty, unreadable or malformed; where it can, with the line.
-    """
+    """Yield the rows of one file, in order, or raise `RecipeError`."""
     found = False
     try:
         for row in _READERS[file.format](file):

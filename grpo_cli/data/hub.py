@@ -48,11 +48,7 @@ def load_split(
 
 
 def iterate_split(dataset: HubDataset, key: str) -> Iterator[Row]:
-    """Yield the rows of one split as they are downloaded.
-
-    Raises `RecipeError` if there is no such configuration or split, and `SetupError` if the hub cannot be
-    reached or does not have the dataset.
-    """
+    """Yield the rows of one split as they are downloaded, or raise `RecipeError` or `SetupError`."""
     with _explaining(dataset, key):
         yield from _open_split(dataset, key, streaming=True)
 

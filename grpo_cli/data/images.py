@@ -146,10 +146,7 @@ def _read_ends(image: Image) -> tuple[bytes, bytes]:
 
 
 def read_size(image: Image) -> tuple[int, int]:
-    """Return the width and height of an image, turned upright, from its first bytes.
-
-    Raises `ImageError` if there is no such file, or Pillow does not open it.
-    """
+    """Return the width and height of an image, turned upright, from its first bytes, or raise `ImageError`."""
     with _opened(image) as picture:
         width, height = picture.size
         turned = picture.getexif().get(274) in _TURNED

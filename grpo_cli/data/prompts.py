@@ -52,10 +52,7 @@ def is_plain(text: str) -> bool:
 
 
 def template_columns(text: str, path: str = USER) -> frozenset[str]:
-    """Return the columns a template reads; `path` is its place in the recipe.
-
-    Raises `RecipeError` if the template has a syntax error; with its line.
-    """
+    """Return the columns a template reads; `path` is its place in the recipe. Raises `RecipeError`."""
     if is_plain(text):
         return frozenset(_PLAIN_COLUMN.findall(text))
     from jinja2 import TemplateSyntaxError, meta
@@ -72,10 +69,7 @@ def template_columns(text: str, path: str = USER) -> frozenset[str]:
 
 
 def resolve_style(prompt: PromptConfig, has_chat_template: bool) -> Style:
-    """Return whether prompts are messages or plain text.
-
-    Raises `RecipeError` if the recipe needs messages, and the tokenizer has no chat template.
-    """
+    """Return whether prompts are messages or plain text, or raise `RecipeError`."""
     if prompt.style == "text":
         return "text"
     if has_chat_template:
@@ -128,15 +122,12 @@ class Renderer:
         self.style = style
         self._prompt = prompt
         self._may_be_empty = may_be_empty
-        self._in_parts = in_parts
+        self.in_parts = in_parts
         self._templated = prompt.user is not None
         self._has_marks = bool(prompt.images) and MARK in named.get(USER, ())
 
     def render(self, row: Row, where: str = "the row") -> Prompt:
-        """Return the prompt of one row, which messages call `where`.
-
-        Raises `RecipeError` if a template fails on the row, or the prompt is empty or ill-formed.
-        """
+        """Return the prompt of one row, which messages call `where`, or raise `RecipeError`."""
         if self._templated:
             values = {**row, MARK: _HOLE} if self._has_marks else row
             filled = render_template(self._prompt.user or "", values, where, USER)
@@ -151,7 +142,7 @@ class Renderer:
             raise recipe_error(
                 f"{where} has an empty prompt", "fill its columns or drop the row", path
             )
-        if self._in_parts and not isinstance(prompt, str):
+        if self.in_parts and not isinstance(prompt, str):
             return self._with_images(prompt, row, where)
         return prompt
 
@@ -159,7 +150,7 @@ class Renderer:
         self, columns: Mapping[str, Sequence[Any]], size: int
     ) -> dict[str, list[str]] | None:
         """Return the texts of each role's message in `size` rows; None if rows must be rendered one by one."""
-        if self._in_parts or not self._templated:
+        if self.in_parts or not self._templated:
             return None
         made = {}
         for role, text in (("system", self._prompt.system), ("user", self._prompt.user)):
@@ -179,7 +170,7 @@ class Renderer:
                 message = f"{where} has messages written as text: {show(prompt)}"
                 fix = 'parse it into a list, or set dataset.prompt.user: "{{ prompt }}" if it is the text to send'
                 raise recipe_error(message, fix, "dataset.prompt")
-            wrap = self._prompt.style == "chat" or self._prompt.system is not None or self._in_parts
+            wrap = self._prompt.style == "chat" or self._prompt.system is not None or self.in_parts
             return [*self._system(row, where), _user(prompt)] if wrap else prompt
         if not isinstance(prompt, list):
             raise _no_prompt(row, where)
@@ -187,7 +178,7 @@ class Renderer:
             message = f"{where} has a prompt of messages, which need a chat template"
             fix = "set model.chat_template and style: chat, or write dataset.prompt.user"
             raise recipe_error(message, fix, STYLE)
-        messages = [_check_message(message, where, self._in_parts) for message in prompt]
+        messages = [_check_message(message, where, self.in_parts) for message in prompt]
         is_asked = any(each["role"] not in SYSTEM_ROLES for each in messages)
         if not is_asked or messages[-1]["role"] == "assistant":
             message = f"{where} has a prompt that ends with {show(prompt[-1:])}"

@@ -107,14 +107,9 @@ def suggest(name: str, valid: Iterable[str], otherwise: str) -> str:
     return f"write `{close}`" if close else otherwise
 
 
-def canonical_json(value: Any, *, sort_keys: bool = True) -> str:
-    """Return JSON without optional spaces; what JSON has no form for is written as text."""
-    return _ENCODERS[sort_keys].encode(value)
+def canonical_json(value: Any) -> str:
+    """Return JSON with sorted keys, without optional spaces; what JSON has no form for is written as text."""
+    return _ENCODER.encode(value)
 
 
-_ENCODERS = {
-    sort_keys: json.JSONEncoder(
-        sort_keys=sort_keys, separators=(",", ":"), ensure_ascii=False, default=str
-    )
-    for sort_keys in (True, False)
-}
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=str)

@@ -83,11 +83,7 @@ def report_groups(groups: Sequence[Row], single: int) -> GroupReport:
 
 
 def look_at_groups(dataset: ScoredDataset, rows: Sequence[Row], names: RowNames) -> GroupReport:
-    """Return the sizes of the groups of one split; needs no tokenizer.
-
-    Raises `RecipeError` if a prompt or response cannot be rendered, a reward is no finite number, or no
-    prompt has several responses.
-    """
+    """Return the sizes of the groups of one split; needs no tokenizer. Raises `RecipeError`."""
     renderer = Renderer(dataset.prompt, "text" if dataset.prompt.style == "text" else "chat")
     kept = list(keep_rows(dataset, rows, names))
     prompts = [renderer.render(row, names(place)) for place, row in kept]

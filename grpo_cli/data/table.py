@@ -46,10 +46,7 @@ _EXACT = ({str}, {int}, {float}, {bool})
 
 
 def as_table(rows: Iterable[Row]) -> pyarrow.Table:
-    """Return rows as a table; every row has every column.
-
-    Raises `RecipeError` if a text holds half a character, which no tokenizer reads.
-    """
+    """Return rows as a table; every row has every column. Raises `RecipeError`."""
     rest = iter(rows)
     blocks = []
     while block := list(islice(rest, BLOCK_ROWS)):

@@ -68,24 +68,18 @@ def check_task(dataset: ReasoningGymDataset) -> None:
         raise recipe_error(message, fix, "dataset.task")
     places = {"dataset.params": dataset.params}
     places |= {f"dataset.levels.{place}": level for place, level in enumerate(dataset.levels)}
-    problems = [
-        problem
-        for place, params in places.items()
-        for name in params
-        if (problem := _check_param(f"{place}.{name}", name, dataset.task, read_parameters(path)))
-    ]
+    problems, valid = [], read_parameters(path)
+    for field, name in ((field, name) for field, params in places.items() for name in params):
+        if name in ("seed", "size"):
+            home = "`dataset.size`" if name == "size" else "`seed:` at the top of the recipe"
+            seen, fix = f"`{name}` has its place elsewhere", f"set {home} instead"
+            problems.append(Issue(seen, fix, f"{field}.{name}"))
+        elif valid and name not in valid:
+            fix = suggest(name, valid, f"choose one of {', '.join(sorted(valid))}")
+            seen = f"`{dataset.task}` has no parameter `{name}`"
+            problems.append(Issue(seen, fix, f"{field}.{name}"))
     if problems:
         raise RecipeError(problems)
-
-
-def _check_param(path: str, name: str, task: str, valid: frozenset[str]) -> Issue | None:
-    if name in ("seed", "size"):
-        home = "`dataset.size`" if name == "size" else "`seed:` at the top of the recipe"
-        return Issue(f"`{name}` has its place elsewhere", f"set {home} instead", path)
-    if valid and name not in valid:
-        fix = suggest(name, valid, f"choose one of {', '.join(sorted(valid))}")
-        return Issue(f"`{task}` has no parameter `{name}`", fix, path)
-    return None
 
 
 @lru_cache(maxsize=8)

@@ -6,8 +6,8 @@ from typing import Any
 
 from grpo_cli.checks.recipe_checks import CheckedRecipe
 from grpo_cli.data.mixing import spread_rows
+from grpo_cli.env_test.agents import Totals
 from grpo_cli.env_test.testing import ROWS, EnvironmentTestResult, Progress, try_environments
-from grpo_cli.environments.agents import Totals
 from grpo_cli.environments.episode import Episode
 from grpo_cli.errors import SetupError, UsageError
 from grpo_cli.issues import Issue

@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
-from grpo_cli.environments.agents import GOLD, AgentResult, Totals, make_agents, play_agent
+from grpo_cli.env_test.agents import GOLD, AgentResult, Totals, make_agents, play_agent
+from grpo_cli.env_test.instances import Row, Trial, try_environment, try_tool, watch_output
 from grpo_cli.environments.calls import Caller
 from grpo_cli.environments.contract import Tool, ToolSource
-from grpo_cli.environments.instances import Row, Trial, try_environment, try_tool, watch_output
 from grpo_cli.environments.player import Player, find_rows, open_player
 from grpo_cli.environments.registry import open_kind
 from grpo_cli.errors import GrpoError

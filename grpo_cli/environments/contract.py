@@ -88,13 +88,13 @@ class _KindParams(Section):
         """Return the names of its tools; None if they are known only once it is opened."""
         return None
 
+    def open(self) -> Any:
+        """Return its `ToolSource` or `EnvironmentSource`, or raise `EpisodeError` or `SetupError`."""
+        raise NotImplementedError
+
 
 class ToolParams(_KindParams):
     """The parameters of one kind of tools; a subclass's docstring says what it offers."""
-
-    def open(self) -> "ToolSource":
-        """Load or connect to it; raises `EpisodeError`, or `SetupError` if a package is missing."""
-        raise NotImplementedError
 
 
 @dataclass
@@ -115,10 +115,6 @@ class EnvironmentParams(_KindParams):
     def gives_reward(self) -> bool:
         """Return whether its episodes visibly have a score for the reward `environment` to read."""
         return True
-
-    def open(self) -> "EnvironmentSource":
-        """Load or connect to it; raises `EpisodeError`, or `SetupError` if a package is missing."""
-        raise NotImplementedError
 
 
 @dataclass

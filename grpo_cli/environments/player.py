@@ -51,8 +51,10 @@ Agree = Callable[[int, int], tuple[int, int]]
 """Returns the largest first and the largest second number over all processes."""
 
 
-def _add_fix(fault: str) -> str:
-    return fault if ". Fix: " in fault else f"{fault}. {_TRY}"
+def _add_fix(outcome: Outcome) -> str:
+    error = outcome.error
+    has_own = isinstance(error, GrpoError) and error.as_issue().fix
+    return outcome.fault if has_own else f"{outcome.fault}. {_TRY}"
 
 
 def _alone(count: int, longest: int) -> tuple[int, int]:
@@ -132,11 +134,11 @@ class Player:
         if faults := [outcome for outcome in outcomes if outcome.fault]:
             if isinstance(faults[0].error, BrokenEnvironmentError):
                 raise faults[0].error
-            fault, where = faults[0].fault, find_place(faults[0].error)
+            first, where = faults[0], find_place(faults[0].error)
+            why = f"{first.fault}. Fix: correct {where}" if where else _add_fix(first)
             raise EpisodeError(
-                f"the environment cannot be reset for {len(faults)} of {len(episodes)} episodes: "
-                f"{_add_fix(f'{fault}. Fix: correct {where}' if where else fault)}"
-            ) from faults[0].error
+                f"the environment cannot be reset for {len(faults)} of {len(episodes)} episodes: {why}"
+            ) from first.error
         for (episode, _), outcome in zip(pairs, outcomes, strict=True):
             own = episode.environment.tools if episode.environment else ()
             episode.prompt = append_content(episode.prompt, outcome.value)
@@ -169,7 +171,7 @@ class Player:
         if faults and (len(faults) == len(read) or self.config.on_tool_error == "raise"):
             raise EpisodeError(
                 f"the environment's reward cannot be read for {len(faults)} of {len(read)} episodes: "
-                f"{_add_fix(faults[0].fault)}"
+                f"{_add_fix(faults[0])}"
             ) from faults[0].error
         for episode, outcome in zip(read, outcomes, strict=True):
             episode.reward = outcome.value

@@ -196,10 +196,7 @@ def _read_samples(path: Path) -> list[dict[str, Any]]:
 
 
 def open_folder(request: EvalRequest, options: EvalOptions) -> EvalFolder:
-    """Return the folder the evaluation goes to: a new one, or an interrupted one.
-
-    Raises `UsageError` if it exists already, cannot be written, or there is none to resume.
-    """
+    """Return the folder the evaluation goes to: a new one, or an interrupted one, or raise `UsageError`."""
     source, out = Path(request.source), options.out
     # Into the run, or beside the runs.
     parent = Path("evals") / request.recipe.name

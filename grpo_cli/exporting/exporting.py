@@ -190,10 +190,7 @@ def _write_weights(
 
 
 def run_verification(request: ExportRequest, folder: Path, tell: Tell) -> dict[str, Any]:
-    """Verify an exported folder in a fresh process; return `verify`'s result.
-
-    Raises `RunError` if the process failed.
-    """
+    """Verify an exported folder in a fresh process; return `verify`'s result. Raises `RunError`."""
     tell("verifying in a fresh process")
     result = ""
     with (

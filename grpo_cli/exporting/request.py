@@ -72,10 +72,7 @@ def make_request(
     gguf_type: str | None = None,
     max_shard_size: str = "5GB",
 ) -> ExportRequest:
-    """Return what to export of a run folder; None leaves an option to the run.
-
-    Raises `UsageError` if this is no run, it has no such model, or the options do not suit it.
-    """
+    """Return what to export of a run folder; None leaves an option to the run. Raises `UsageError`."""
     check_choice("--format", format, get_args(Format))
     check_choice("--dtype", dtype, get_args(Precision))
     check_choice("--gguf-type", gguf_type, get_args(GgufType))

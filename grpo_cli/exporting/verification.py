@@ -157,10 +157,7 @@ def _summarize(
 
 
 def read_rows(request: ExportRequest, *, has_chat_template: bool) -> Any:
-    """Return the rows whose prompts the models are asked.
-
-    Raises `GrpoError` if they, or their images, cannot be read.
-    """
+    """Return the rows whose prompts the models are asked, or raise `GrpoError`."""
     dataset = request.recipe.dataset
     limits = {"eval_limit": PROMPTS} if has_eval(dataset) else {}
     if request.recipe.is_sampled:

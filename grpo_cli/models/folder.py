@@ -200,11 +200,7 @@ def read_present_base(adapter: Path) -> str | None:
 
 
 def read_vllm_rank(adapter: Path) -> int:
-    """Return the `max_lora_rank` that vLLM needs.
-
-    Raises `RecipeError` if the adapter's settings cannot be read, and `UsageError` if vLLM does not take an
-    adapter of this kind.
-    """
+    """Return the `max_lora_rank` that vLLM needs, or raise `RecipeError` or `UsageError`."""
     config = _read_adapter_config(adapter)
     feature = unsupported_feature(config)
     if feature is None and (file := adapter / "adapter_model.safetensors").is_file():

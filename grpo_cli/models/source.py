@@ -60,10 +60,7 @@ class ModelSource:
 
 
 def resolve_source(model: ModelConfig) -> ModelSource:
-    """Return what `model.path` names.
-
-    Raises `RecipeError` if it names neither a local model nor a possible hub id.
-    """
+    """Return what `model.path` names, or raise `RecipeError`."""
     text = model.path
     if text.startswith(_PACKAGE_SCHEME):
         return _resolve_local(_find_in_package(text), text)
@@ -116,10 +113,7 @@ def check_model_data(model: ModelConfig) -> None:
 
 
 def read_chat_template(model: ModelConfig) -> str | None:
-    """Return the text of `model.chat_template`, read from its file if it names one.
-
-    Raises `RecipeError` if the value holds no Jinja and names no file.
-    """
+    """Return the text of `model.chat_template`, read from its file if it names one, or raise `RecipeError`."""
     template = model.chat_template
     if template is None or "{%" in template or "{{" in template:
         return template

@@ -13,10 +13,10 @@ import pytest
 from mcp_types import ImageContent, TextContent
 from PIL import Image
 
+from grpo_cli.env_test.instances import Trial, try_environment, watch_output
 from grpo_cli.environments.calls import Caller
 from grpo_cli.environments.contract import EpisodeError, Tool
 from grpo_cli.environments.dialogue import Dialogue
-from grpo_cli.environments.instances import Trial, try_environment, watch_output
 from grpo_cli.environments.kinds.mcp import _read_part
 from grpo_cli.environments.player import Player
 from grpo_cli.environments.registry import find_kind

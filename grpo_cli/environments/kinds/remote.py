@@ -78,10 +78,7 @@ class RemoteProcess:
         threading.Thread(target=self._read, name="grpo-remote", daemon=True).start()
 
     def ask(self, session: int, do: str, **arguments: Any) -> Any:
-        """Send a request, and return its result.
-
-        Raises `EpisodeError` if it failed, took too long, or the process has ended.
-        """
+        """Send a request, and return its result, or raise `EpisodeError`."""
         reply: Future[Any] = Future()
         with self._lock:
             self._count += 1
@@ -106,22 +103,19 @@ class RemoteProcess:
     def _read(self) -> None:
         with self._process.stdout as lines:
             for line in lines:
-                self._take_reply(line)
+                try:
+                    reply = json.loads(line)
+                    with self._lock:
+                        waiting = self._waiting.pop(reply["id"])
+                except (ValueError, TypeError, KeyError):
+                    continue  # printed by another program or the interpreter
+                if "error" in reply:
+                    waiting.set_exception(EpisodeError(reply["error"]))
+                else:
+                    waiting.set_result(reply["result"])
         self.has_ended = True
         self._process.wait()
         self._fail_all()
-
-    def _take_reply(self, line: str) -> None:
-        try:
-            reply = json.loads(line)
-            with self._lock:
-                waiting = self._waiting.pop(reply["id"])
-        except (ValueError, TypeError, KeyError):
-            return  # printed by another program or the interpreter
-        if "error" in reply:
-            waiting.set_exception(EpisodeError(reply["error"]))
-        else:
-            waiting.set_result(reply["result"])
 
     def _fail_all(self) -> None:
         why = self._stderr.get() or f"exit code {self._process.poll()}"

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
+from grpo_cli.env_test.instances import Trial, example_arguments, try_environment, try_tool
 from grpo_cli.environments.contract import EnvironmentSource, Tool
-from grpo_cli.environments.instances import Trial, example_arguments, try_environment, try_tool
 from grpo_cli.environments.kinds.python import PythonEnvironment
 
 ROWS = [

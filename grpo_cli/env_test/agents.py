@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from grpo_cli.env_test.instances import WRONG, Row, Trial, example_arguments
 from grpo_cli.environments.dialogue import Dialogue
 from grpo_cli.environments.episode import Episode, Sampled
-from grpo_cli.environments.instances import WRONG, Row, Trial, example_arguments
 from grpo_cli.environments.player import Player
 
 Answers = Callable[[Episode], str | None]
