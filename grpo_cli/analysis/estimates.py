@@ -11,7 +11,6 @@ from grpo_cli.units import count_noun
 FEWEST_CLUSTERS = 8
 """Prompts below which a bootstrap's interval is too narrow to be shown."""
 ALL_EQUAL = "it is the same for all prompts"
-"""A reason for which there is no interval."""
 RESAMPLES = 10_000
 _BLOCK = 2**20
 """Resampled values in memory at once."""
@@ -79,9 +78,9 @@ def variance_of_mean(values: Sequence[float]) -> float:
 
 
 def say_too_few(prompts: int) -> str:
-    """Return the reason for which so many prompts have no interval."""
+    """Return the reason for which this number of prompts has no interval."""
     verb = "is" if prompts == 1 else "are"
-    return f"{count_noun(prompts, 'prompt')} {verb} too few for an interval (at least {FEWEST_CLUSTERS})"
+    return f"{count_noun(prompts, 'prompt')} {verb} too few, {FEWEST_CLUSTERS} are needed"
 
 
 def mean_interval(means: Sequence[float]) -> Interval:

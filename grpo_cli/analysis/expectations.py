@@ -24,13 +24,10 @@ from grpo_cli.runs.run import Run
 
 Outcome = Literal["inside", "outside", "not reached", "not measured", "not logged"]
 ACCURACY = "accuracy/"
-"""Prefix of held-out accuracies."""
 _MEASURED = (ACCURACY, "rewards/", *OF_ALL)
-"""Prefixes of held-out metrics."""
 _ROUNDING = 1e-9
 _PACKAGES = ("grpo-cli", "trl", "transformers", "torch", "accelerate", "datasets")
 _FINGERPRINT_DIGITS = 12
-"""Digits of the data's fingerprint that are kept."""
 _MISMATCHES = {
     "hardware": "measured on other hardware",
     "versions": "measured with other versions",
@@ -49,7 +46,6 @@ class Verdict:
     high: float
     outcome: Outcome
     value: float | None = None
-    """None if there is none to compare."""
     detail: str = ""
     """More on the outcome, such as `20 of 40`."""
 
@@ -59,14 +55,12 @@ class Comparison:
     """A run against an `expect` block."""
 
     run: str
-    """`<name>/<timestamp>`."""
     verdicts: tuple[Verdict, ...]
     differs: Mapping[str, tuple[str, ...]]
     """`hardware`, `versions`, `settings` or `data` → how the run differs from those that were measured."""
     runs: int
     """How many runs the bands come from; 0 if the block does not say."""
     state: str = "completed"
-    """How the run ended."""
 
     @property
     def inside(self) -> bool:
@@ -230,7 +224,6 @@ ONE_RUN = (
     "the bands come from one run: they guess at its own noise and leave out what another seed changes. "
     "Train with other seeds (--set seed=1) and give all the runs"
 )
-"""The note on a block made from one run."""
 _SHARE = 10
 """A tenth of the records is the window, as in summaries of a run."""
 _DIGITS = 2

@@ -119,11 +119,9 @@ class HeldOut:
     before: dict[str, Metric]
     after: dict[str, Metric]
     warmup: dict[str, Metric]
-    """After the warm-up, if there was one."""
     change: dict[str, Metric]
     """From before to after, of each metric that both have, paired by prompt."""
     since_warmup: dict[str, Metric]
-    """From the warm-up to the end, as `change`."""
 
     @property
     def values(self) -> dict[str, dict[str, PerPrompt]]:
@@ -244,15 +242,12 @@ class HeldOutDifference:
     """Prompts that only the base run measured."""
     only_run: int
     primary: str | None
-    """The metric of the verdict."""
     differences: dict[str, Metric]
     """`run - base`, paired by prompt."""
     settings: dict[str, tuple[Any, Any]] = field(default_factory=dict)
     """Settings of the measurement that differ: of the base, of the run."""
     verdict: str | None = None
-    """The difference in a sentence."""
     reason: str | None = None
-    """Why nothing is paired."""
 
 
 def compare_held_out(

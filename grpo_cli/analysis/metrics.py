@@ -52,9 +52,7 @@ class Metric:
     high: float | None
     """95 % interval, clustered by prompt; None with a reason."""
     prompts: int
-    """Prompts it is the mean of."""
     reason: str | None = None
-    """Why there is no interval, or no value."""
 
     @property
     def direction(self) -> int:
@@ -78,6 +76,15 @@ class Metric:
     def as_json(self) -> dict[str, Any]:
         """Return the metric as plain values."""
         return asdict(self)
+
+
+def group_reasons(pairs: Iterable[tuple[str, str | None]]) -> dict[str, list[str]]:
+    """Return each reason with what it is the reason of, without repeats."""
+    reasons: dict[str, dict[str, None]] = {}
+    for name, reason in pairs:
+        if reason:
+            reasons.setdefault(reason, {})[name] = None
+    return {reason: list(names) for reason, names in reasons.items()}
 
 
 def say_metric(metric: Metric | None, sign: str = "") -> str:
@@ -325,7 +332,6 @@ class RankedGroup:
     """The scored responses of one prompt, with their rewards and how likely the model finds them."""
 
     row: int
-    """The row of the data the prompt is of, from 0."""
     rewards: list[float]
     log_probabilities: list[float]
     """Mean over the tokens of each response, in nats."""

@@ -22,11 +22,8 @@ class ScoredCompletion:
     """One sampled completion with its scores."""
 
     group: int
-    """Which of the prompts it answers, from 0."""
     row: int
-    """The row of the data the prompt is of, from 0."""
     prompt: Any
-    """Text, or messages."""
     text: str
     tokens: int
     clipped: bool
@@ -44,9 +41,7 @@ class ScoredCompletion:
     messages: tuple[dict[str, Any], ...] = ()
     """All messages of an episode; empty if the answer is the only one."""
     episode: dict[str, Any] | None = None
-    """The record of an episode; None if there was none."""
     source: str | None = None
-    """The source of its row, if rows have one."""
     late: list[str] = field(default_factory=list)
     """Rewards whose scoring exceeded its time limit, which gave the score."""
 
@@ -56,9 +51,7 @@ class MetricLog:
 
     def __init__(self) -> None:
         self.rewards: set[str] = set()
-        """Names of those that log some."""
         self.batches: list[Batch] = []
-        """The completions that were scored."""
         self._values: dict[str, list[float]] = {}
 
     def add(self, reward: str, name: str, value: Any) -> None:
@@ -107,68 +100,69 @@ def score_samples(
     log: MetricLog | None = None,
 ) -> list[ScoredCompletion]:
     """Score the completions of each row of a dataset, with `prompt` and `row_id` among its columns."""
-    batch = make_batch(columns, sampled)
+    batch, prompts = make_batch(columns, sampled), columns["prompt"]
     by_reward = score_batch(rewards, batch, seed, log)
-    return _as_scored(rewards, batch, columns["prompt"], sampled, by_reward)
+    weights = [each.weight for each in rewards]
+    judges = [each for each in rewards if each.right_answer is not None]
+    flat = [(index, completion) for index, group in enumerate(sampled) for completion in group]
+    scored = []
+    for at, (group, completion) in enumerate(flat):
+        scores = {each.name: values[at] for each, values in zip(rewards, by_reward, strict=True)}
+        scored.append(
+            ScoredCompletion(
+                group=group,
+                row=batch.columns["row_id"][at],
+                prompt=completion.prompt or prompts[group],
+                text=completion.text,
+                tokens=len(completion.token_ids),
+                clipped=completion.clipped,
+                rewards={name: score.value for name, score in scores.items()},
+                reasons={name: score.reason for name, score in scores.items() if score.reason},
+                failed=[name for name, score in scores.items() if score.failed and not score.late],
+                late=[name for name, score in scores.items() if score.late],
+                answers={each.name: _vote(each, batch, at, completion.text) for each in judges},
+                total=weighted_sum(weights, [score.value for score in scores.values()]),
+                messages=completion.messages,
+                episode=completion.episode,
+                source=batch.columns[SOURCE][at] if SOURCE in batch.columns else None,
+            )
+        )
+    return scored
 
 
 def make_batch(
     columns: Mapping[str, list[Any]], sampled: "Sequence[Sequence[Completion]]"
 ) -> Batch:
     """Return completions of the rows of a dataset as rewards get them."""
-    flat = [(index, completion) for index, group in enumerate(sampled) for completion in group]
-    repeated = {name: [values[index] for index, _ in flat] for name, values in columns.items()}
-    prompts = repeated.pop("prompt")
-    if any(completion.episode for _, completion in flat):
-        repeated[EPISODE] = [completion.episode for _, completion in flat]
-    if any(completion.images is not None for _, completion in flat):
-        repeated[IMAGES] = [list(completion.images or ()) for _, completion in flat]
-    chat = bool(prompts) and isinstance(prompts[0], list)
+    rows = [row for row, group in enumerate(sampled) for _ in group]
+    flat = [completion for group in sampled for completion in group]
+    own, prompts = _repeat(columns, rows, [each.episode for each in flat])
+    if any(each.images is not None for each in flat):
+        own[IMAGES] = [list(each.images or ()) for each in flat]
     return Batch(
-        prompts=[c.prompt or prompt for (_, c), prompt in zip(flat, prompts, strict=True)],
-        completions=[
-            list(c.messages) or ([{"role": "assistant", "content": c.text}] if chat else c.text)
-            for _, c in flat
-        ],
-        completion_ids=[list(c.token_ids) for _, c in flat],
-        columns=repeated,
+        prompts=[each.prompt or prompt for each, prompt in zip(flat, prompts, strict=True)],
+        completions=_wrap(prompts, [(each.messages, each.text) for each in flat]),
+        completion_ids=[list(each.token_ids) for each in flat],
+        columns=own,
     )
 
 
-def _as_scored(
-    rewards: Sequence[Reward],
-    batch: Batch,
-    prompts: Sequence[Any],
-    sampled: "Sequence[Sequence[Completion]]",
-    by_reward: Sequence[Sequence[Any]],
-) -> list[ScoredCompletion]:
-    flat = [(index, completion) for index, group in enumerate(sampled) for completion in group]
-    names, weights = [each.name for each in rewards], [each.weight for each in rewards]
-    judges = [each for each in rewards if each.right_answer is not None]
-    scored = []
-    for place, (group, completion) in enumerate(flat):
-        scores = [values[place] for values in by_reward]
-        named = dict(zip(names, scores, strict=True))
-        scored.append(
-            ScoredCompletion(
-                group=group,
-                row=batch.columns["row_id"][place],
-                prompt=completion.prompt or prompts[group],
-                text=completion.text,
-                tokens=len(completion.token_ids),
-                clipped=completion.clipped,
-                rewards={name: score.value for name, score in named.items()},
-                reasons={name: score.reason for name, score in named.items() if score.reason},
-                failed=[name for name, score in named.items() if score.failed and not score.late],
-                late=[name for name, score in named.items() if score.late],
-                answers={each.name: _vote(each, batch, place, completion.text) for each in judges},
-                total=weighted_sum(weights, [score.value for score in scores]),
-                messages=completion.messages,
-                episode=completion.episode,
-                source=batch.columns[SOURCE][place] if SOURCE in batch.columns else None,
-            )
-        )
-    return scored
+def _repeat(
+    columns: Mapping[str, Sequence[Any]], rows: Sequence[int], episodes: Sequence[Any]
+) -> tuple[dict[str, list[Any]], list[Any]]:
+    """Return the columns of each completion's row, with its episode if there are any, and the prompts."""
+    own = {name: [values[row] for row in rows] for name, values in columns.items()}
+    prompts = own.pop("prompt")
+    return own | ({EPISODE: list(episodes)} if any(episodes) else {}), prompts
+
+
+def _wrap(prompts: Sequence[Any], answers: Sequence[tuple[Sequence[Any], str]]) -> list[Any]:
+    """Return messages and texts as rewards get them: as messages if prompts are."""
+    chat = bool(prompts) and isinstance(prompts[0], list)
+    return [
+        list(messages) or ([{"role": "assistant", "content": text}] if chat else text)
+        for messages, text in answers
+    ]
 
 
 def _vote(reward: Reward, batch: Batch, row: int, text: str) -> str | None:
@@ -181,24 +175,16 @@ def batch_of_scored(
     records: Sequence[Mapping[str, Any]], columns: Mapping[str, Sequence[Any]]
 ) -> Batch:
     """Return completions that were written with `asdict` as rewards get them, with the columns of all rows."""
-    places = {row: place for place, row in enumerate(columns["row_id"])}
-    rows = [places[record["row"]] for record in records]
-    own = {name: [values[row] for row in rows] for name, values in columns.items()}
-    prompts = own.pop("prompt")
-    if any(record["episode"] for record in records):
-        own[EPISODE] = [record["episode"] for record in records]
-    chat = bool(prompts) and isinstance(prompts[0], list)
-    ids = [record["token_ids"] for record in records if "token_ids" in record]
+    index_of = {row: index for index, row in enumerate(columns["row_id"])}
+    rows = [index_of[each["row"]] for each in records]
+    own, prompts = _repeat(columns, rows, [each["episode"] for each in records])
+    ids = [each["token_ids"] for each in records if "token_ids" in each]
     return Batch(
         prompts=[
-            record["prompt"] if record["episode"] else prompt
-            for record, prompt in zip(records, prompts, strict=True)
+            each["prompt"] if each["episode"] else prompt
+            for each, prompt in zip(records, prompts, strict=True)
         ],
-        completions=[
-            list(record["messages"])
-            or ([{"role": "assistant", "content": record["text"]}] if chat else record["text"])
-            for record in records
-        ],
+        completions=_wrap(prompts, [(each["messages"], each["text"]) for each in records]),
         completion_ids=ids if len(ids) == len(records) else None,
         columns=own,
     )

@@ -8,7 +8,6 @@ import typer
 
 _NAMED = "A path, NAME/ID, NAME (its newest) or latest."
 RUNS = Path("runs")
-"""Default of `--runs`."""
 
 
 def _as_run(given: str) -> Path:

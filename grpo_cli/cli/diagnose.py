@@ -75,7 +75,7 @@ def _say_verdict(found: "Diagnosis") -> Text:
         notes = len(found.symptoms)
         more = f"; {count_noun(notes, 'note')}" if notes else ""
         few = 2 * found.checked < found.meant
-        return output.marked("note" if few else "ok", f"{found.clean_verdict}{more}")
+        return output.marked("note" if few else "ok", f"{found.clean_verdict()}{more}")
     mark, style = output.LEVEL_MARKS["error" if found.errors else "warning"]
     return Text(f"{mark} {count_noun(len(serious), 'problem')}", style=style)
 

@@ -25,9 +25,7 @@ _OF_THE_MACHINE = {
     errno.EPERM: "change the permissions, or choose another place",
     errno.ENAMETOOLONG: "choose a shorter name",
 }
-"""Errors of files that are no bug, wherever they come from, and what mends them."""
-
-
+"""Errors of files that are not bugs, wherever they come from → the fix."""
 _USAGE_FIXES = {
     r"No such command 'status'": "grpo watch shows the newest run, grpo runs list all of them",
     r"No such option: --(\w+\.[\w.]+)": r"write --set \1=VALUE",
@@ -53,7 +51,10 @@ def run_guarded(command: Callable[[], int | None]) -> int:
     # `nohup` has it ignored, and means it.
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
         signal.signal(signal.SIGHUP, _terminate)
-    _mend_streams()
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # Text in another encoding must be printable.
+            stream.reconfigure(errors="replace" if stream is sys.stdin else "backslashreplace")
     try:
         code = int(command() or ExitCode.OK)
         # Typer makes an exit code of a Ctrl-C that nothing else has answered.
@@ -97,16 +98,6 @@ def run_guarded(command: Callable[[], int | None]) -> int:
         if _received[0] == signal.SIGINT:
             return _say("interrupted", ExitCode.INTERRUPTED)
         return _say("terminated", ExitCode.TERMINATED)
-
-
-def _mend_streams() -> None:
-    """Replace closed standard streams (`>&-`), and make text in another encoding printable."""
-    for name in ("stdin", "stdout", "stderr"):
-        stream = getattr(sys, name)
-        if stream is None:
-            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115
-        elif isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace" if name == "stdin" else "backslashreplace")
 
 
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:

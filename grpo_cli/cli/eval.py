@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 from rich.text import Text
 from typer.core import TyperGroup
@@ -148,30 +147,10 @@ def _show_result(result: Any, folder: Path, floors: list[str] | None, *, as_json
 @contextmanager
 def _progress(folder: Path) -> Iterator[Callable[[str, int, int], None]]:
     """Show on stderr how far an evaluation is, with the time left."""
-    console = output.stderr()
-    console.print(f"evaluation: {folder}")
-    if not console.is_terminal:
-        begun: dict[str, tuple[float, int]] = {}
-        with output.progress("measuring") as show:
-            yield lambda subject, done, total: show(_say_progress(subject, done, total, begun))
-        return
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("completions, left"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as bars:
-        tasks: dict[str, Any] = {}
-
-        def tell(subject: str, done: int, total: int) -> None:
-            if subject not in tasks:
-                tasks[subject] = bars.add_task("", total=None)
-            what = subject if total else f"{subject}: loading the model"
-            bars.update(tasks[subject], description=what, total=total or None, completed=done)
-
-        yield tell
+    output.stderr().print(f"evaluation: {folder}")
+    begun: dict[str, tuple[float, int]] = {}
+    with output.progress("measuring") as show:
+        yield lambda subject, done, total: show(_say_progress(subject, done, total, begun))
 
 
 def _say_progress(subject: str, done: int, total: int, begun: dict[str, tuple[float, int]]) -> str:
@@ -215,17 +194,17 @@ def _warn_of_failures(measured: Mapping[str, Any], name: str) -> None:
 
 
 def _notes(result: Mapping[str, Any]) -> list[str]:
+    from grpo_cli.analysis.metrics import group_reasons
+
     values = [subject["metrics"] for subject in result["subjects"].values()]
     gains = [
         {f"gain in {name}": metric for name, metric in each.items()}
         for each in result["differences"].values()
     ]
-    missing: dict[str, dict[str, None]] = {}
-    for metrics in (*values, *gains):
-        for name, metric in metrics.items():
-            if metric["reason"]:
-                missing.setdefault(metric["reason"], {})[name] = None
-    return [f"no interval: {reason} ({', '.join(names)})" for reason, names in missing.items()]
+    pairs = ((name, one["reason"]) for each in (*values, *gains) for name, one in each.items())
+    return [
+        f"no interval: {why} ({', '.join(names)})" for why, names in group_reasons(pairs).items()
+    ]
 
 
 def _result_table(result: Mapping[str, Any]) -> Table:

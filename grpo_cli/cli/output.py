@@ -77,12 +77,11 @@ def stderr() -> Console:
     return _console(sys.stderr, stderr=True)
 
 
-def _console(stream: TextIO | None, *, stderr: bool = False) -> Console:
+def _console(stream: TextIO, *, stderr: bool = False) -> Console:
     # One console for a stream: what is printed during a `status` appears above it, and not in it.
     if (known := _consoles.get(stderr)) and known[0] is stream:
         return known[1]
-    # One that was closed before the start is None.
-    width = None if stream is not None and stream.isatty() else _PIPE_WIDTH
+    width = None if stream.isatty() else _PIPE_WIDTH
     # Neither `[x]` in a path nor `:100:` in `recipe.yaml:100:1` means anything to rich.
     console = _Console(
         stderr=stderr, width=width, soft_wrap=True, markup=False, emoji=False, highlight=False
@@ -91,24 +90,21 @@ def _console(stream: TextIO | None, *, stderr: bool = False) -> Console:
     return console
 
 
-_consoles: dict[bool, tuple[TextIO | None, Console]] = {}
+_consoles: dict[bool, tuple[TextIO, Console]] = {}
 """Whether it is stderr's → the stream, which tests replace, and its console."""
 
 
-class _PlainProgress:
-    """Progress without a terminal: a line every 10 seconds, none for quick work."""
+def _print_sometimes() -> Callable[[str], None]:
+    """Return progress without a terminal: a line every 10 seconds, none for quick work."""
+    last, at = "", time.monotonic()
 
-    def __init__(self, what: str) -> None:
-        self._what = what
-        self._said = ""
-        self._said_at = time.monotonic()
-
-    def __call__(self, what: str) -> None:
-        """Print what is being done, if it is something else than the last line, and that is old enough."""
-        now = time.monotonic()
-        if what != self._said and now - self._said_at >= _QUIET_S:
-            self._said, self._said_at = what, now
+    def tell(what: str) -> None:
+        nonlocal last, at
+        if what != last and time.monotonic() - at >= _QUIET_S:
+            last, at = what, time.monotonic()
             stderr().print(f"· {what}")
+
+    return tell
 
 
 @contextmanager
@@ -130,7 +126,7 @@ def progress(what: str) -> Iterator[Callable[[str], None]]:
     """Show on stderr what is being done; yields a function that changes the text."""
     console = stderr()
     if not console.is_terminal:
-        yield _PlainProgress(what)
+        yield _print_sometimes()
         return
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as bars:

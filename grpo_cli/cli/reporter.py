@@ -8,7 +8,8 @@ from contextlib import AbstractContextManager, suppress
 from grpo_cli.cli.output import print_findings, print_problems, print_words, progress, stderr
 from grpo_cli.issues import Issue, Level
 from grpo_cli.launch.train import RefusedError
-from grpo_cli.report.live import Follower, ProgressView, choose_view
+from grpo_cli.report.follower import Follower
+from grpo_cli.report.live import ProgressView, choose_view
 from grpo_cli.reporter import Reporter
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.units import count_noun, format_duration

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from grpo_cli.runs.removal import Removal
 
 SHOWN_RUNS = 100
-"""Runs that are listed if nothing else is asked for."""
 
 app = typer.Typer(
     help="Past runs and those in progress, from their folders alone.", no_args_is_help=True
@@ -158,7 +157,7 @@ def _remove(planned: "list[Removal]", *, confirm: bool) -> int:
     if not any(each.paths for each in planned):
         return 0
     if confirm:
-        if not (sys.stdin and sys.stdin.isatty()):
+        if not sys.stdin.isatty():
             raise UsageError(
                 "no terminal to confirm in. Fix: --yes removes without asking, --dry-run only shows"
             )

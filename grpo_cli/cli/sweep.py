@@ -87,12 +87,11 @@ def sweep(
         old = find_sweep(runs, resume, load_recipe(recipe).name if recipe else "*")
         request = old.request
     if slurm:
-        from grpo_cli.cli.reporter import TerminalReporter
         from grpo_cli.sweep.job_array import submit_sweep
 
         reporter = TerminalReporter(quiet=quiet)
         job = submit_sweep(request, runs, parallel, reporter, old, dry_run=dry_run)
-        show(job, _print_script if dry_run else _print_submitted, as_json=json)
+        show(job, _print_job, as_json=json)
         return
     if dry_run:
         checked, slots = check_sweep(request, parallel)
@@ -116,25 +115,23 @@ def _run(
     reporter = Reporter() if quiet else TerminalReporter()
     if old and old.job:
         return read_job(old, reporter)
-    prepared = prepare_sweep(request, runs, parallel, reporter, old)
-    reporter.say(f"sweep: {prepared.sweep.folder}")
+    started, slots = prepare_sweep(request, runs, parallel, reporter, old)
+    reporter.say(f"sweep: {started.folder}")
     if not old:
-        reporter.say(_say_size(request, len(prepared.slots)))
+        reporter.say(_say_size(request, len(slots)))
     try:
-        return run_sweep(prepared, reporter)
+        return run_sweep(started, slots, reporter)
     except BaseException as error:
         if not isinstance(error, GrpoError):
-            resume_it = f"grpo sweep --resume {prepared.sweep.folder}"
-            stderr().print(f"To resume: {resume_it}", soft_wrap=True)
+            stderr().print(f"To resume: grpo sweep --resume {started.folder}", soft_wrap=True)
         raise
 
 
-def _print_script(job: "SubmittedSweep") -> None:
-    sys.stdout.write(job.script)
-
-
-def _print_submitted(job: "SubmittedSweep") -> None:
+def _print_job(job: "SubmittedSweep") -> None:
     console, sweep = stdout(), job.sweep
+    if sweep.job is None:
+        sys.stdout.write(job.script)
+        return
     console.print(f"job     {sweep.job}, an array of {job.tasks} tasks")
     console.print(f"sweep   {sweep.folder}")
     console.print(f"logs    {job.log}")

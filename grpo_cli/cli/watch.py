@@ -11,7 +11,8 @@ from grpo_cli.errors import ExitCode
 from grpo_cli.runs.files import finite
 
 if TYPE_CHECKING:
-    from grpo_cli.report.live import Follower, ProgressView
+    from grpo_cli.report.follower import Follower
+    from grpo_cli.report.live import ProgressView
     from grpo_cli.report.summary import RunReport
 
 
@@ -27,7 +28,8 @@ def watch(
     Ctrl-C stops watching; the run continues. Exit code 0 if the run completed, 1 if it failed, was stopped or was
     interrupted.
     """
-    from grpo_cli.report.live import Follower, choose_view, watch_run
+    from grpo_cli.report.follower import Follower
+    from grpo_cli.report.live import choose_view, watch_run
     from grpo_cli.report.summary import RunReport
     from grpo_cli.runs.selection import find_run
 

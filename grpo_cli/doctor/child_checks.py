@@ -15,13 +15,11 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from grpo_cli.errors import pip
 from grpo_cli.issues import Issue, Level
 from grpo_cli.processes import child, run_module
-from grpo_cli.upstream.transformers import VERSION
 
 TIMEOUT_S = 180.0
 """For all checks of one process; importing from a cold network disk takes a minute or two."""
@@ -65,10 +63,8 @@ def check_training(gpus: int, on_progress: Callable[[str], None]) -> Iterator[Is
         return
     on_progress("trying imports and a training step")
     steps = ["step:cpu", *(f"step:cuda:{index}" for index in range(gpus))]
-    results = run_checks([*(f"import:{name}" for name in packages), "devices", "fast:cpu", *steps])
+    results = run_checks([*(f"import:{name}" for name in packages), "devices", *steps])
     yield from explain_imports(results)
-    if "fast:cpu" in results:
-        yield explain_fast(results["fast:cpu"])
     if (devices := results.get("devices")) is None:
         return
     yield from explain_devices(devices, gpus)
@@ -95,15 +91,12 @@ def run_checks(names: Sequence[str], timeout_s: float = TIMEOUT_S) -> dict[str, 
         log.seek(0)
         lines = log.read().decode(errors="replace").strip().splitlines()
     results = {each["check"]: ChildResult(each["value"], each["error"]) for each in printed}
-    if len(results) < len(names) and not _is_over(results):
+    # Without torch, everything else would fail for the same reason.
+    torch = results.get("import:torch")
+    if len(results) < len(names) and not (torch and torch.error):
         more = f" ({lines[-1].strip()})" if death.startswith("the") and lines else ""
         results[names[len(results)]] = ChildResult(error=death + more)
     return results
-
-
-def _is_over(results: dict[str, ChildResult]) -> bool:
-    """Return whether torch cannot be imported: everything else would fail for the same reason."""
-    return "import:torch" in results and results["import:torch"].error is not None
 
 
 def explain_imports(results: dict[str, ChildResult]) -> Iterator[Issue]:
@@ -171,19 +164,6 @@ def explain_devices(result: ChildResult, gpus: int) -> Iterator[Issue]:
         yield Issue(seen, "set `model.dtype: float32`", level="warning", subject="bfloat16")
 
 
-def explain_fast(result: ChildResult) -> Issue:
-    """Explain the check `fast:cpu`: whether the installed transformers lets a tiny Llama sample and learn fast."""
-    subject = "training.fast"
-    off = {"all parts": result.error} if result.error else dict(result.value)
-    if not off:
-        return Issue("works with the installed transformers", level="ok", subject=subject)
-    seen = "; ".join(
-        f"{part} is off with the installed transformers: {why}" for part, why in off.items()
-    )
-    fix = pip(f'install "transformers=={VERSION}"') + ", the newest version it was tested with"
-    return Issue(f"{seen}: training is correct but slower", fix, level="warning", subject=subject)
-
-
 def explain_step(name: str, result: ChildResult) -> Iterator[Issue]:
     """Explain a check such as `step:cpu` or `step:cuda:0`: whether a tiny model trains on the device."""
     subject, error = f"training step ({name.partition(':')[2]})", result.error
@@ -233,52 +213,15 @@ def _describe_devices(_: str) -> dict[str, Any]:
     }
 
 
-def _make_model() -> Any:
+def _train_on(device: str) -> dict[str, Any]:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
     sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64}
     config = LlamaConfig(**sizes, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2)
-    return LlamaForCausalLM(config)
-
-
-def _try_fast(_: str) -> dict[str, str]:
-    """Return the parts of `training.fast` that a tiny Llama cannot use here, and why."""
-    import torch
-
-    from grpo_cli.fast import decoding, support
-    from grpo_cli.fast.log_probs import PackedModel
-
-    model, off = _make_model().eval(), {}
-
-    def read(ids: torch.Tensor, mask: torch.Tensor, width: int) -> list[torch.Tensor]:
-        logits = model(input_ids=ids, attention_mask=mask).logits[:, -width - 1 : -1]
-        scores = torch.log_softmax(logits.float(), -1)
-        return [scores.gather(-1, ids[:, -width:, None]).squeeze(-1)]
-
-    if (reason := decoding.unsupported_reason(model)) is None:
-        settings = decoding.Decoding(4, [], 0, True, 1.0, (), ())
-        prompts = [[1, 2, 3], [1, 2, 3], [4, 5]]
-        completions = decoding.decode(model, prompts, settings).completion_ids
-        alone = [decoding.decode(model, [prompt], settings).completion_ids[0] for prompt in prompts]
-        reason = None if completions == alone else "equal prompts read once sample other tokens"
-    if reason is not None:
-        off["sampling"] = reason
-    reason = support.unsupported_reason(model, model)
-    if reason is None:
-        packed = partial(PackedModel(model, 1.0).read, model)
-        reason = support.find_difference(read, packed, bare=model, coarse=False)
-    if reason is not None:
-        off["shared_prompts"] = reason
-    return off
-
-
-def _train_on(device: str) -> dict[str, Any]:
-    import torch
-
     began, losses = time.monotonic(), []
-    model = _make_model().to(device=device, dtype=torch.bfloat16)
+    model = LlamaForCausalLM(config).to(device=device, dtype=torch.bfloat16)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     tokens = torch.arange(32, device=device).reshape(2, 16)
     for _ in range(2):
@@ -302,7 +245,6 @@ def _last_line(error: BaseException) -> str:
 _CHECKS: dict[str, Callable[[str], Any]] = {
     "import": _import_package,
     "devices": _describe_devices,
-    "fast": _try_fast,
     "step": _train_on,
 }
 

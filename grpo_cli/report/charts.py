@@ -21,7 +21,6 @@ _RUNTIME = re.compile(r"eval_[^/]+/runtime")
 _OF_SET = re.compile(r"eval_([^/]+)/(.+)")
 """Metrics of the sets of `evaluation.during`, and some of TRL's own evaluation."""
 _MOST_POINTS = 10_000
-"""Points of a line."""
 _OPEN = ("Reward", "Evaluation during training", "Signal", "Stability")
 """Headings whose charts are not folded away."""
 

@@ -1,137 +1,19 @@
-"""A run in progress, followed from its folder and shown: in a panel that redraws itself, or line by line."""
+"""A run in progress, shown in a panel that redraws itself, or line by line."""
 
 import time
-from collections import deque
 from collections.abc import Callable
-from statistics import fmean
 from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from grpo_cli.analysis.diagnosis.diagnosis import diagnose
-from grpo_cli.analysis.diagnosis.history import History
-from grpo_cli.analysis.diagnosis.rule import Symptom
 from grpo_cli.errors import RunError
+from grpo_cli.report.follower import Follower
 from grpo_cli.report.panel import PanelView
-from grpo_cli.report.summary import RunReport
-from grpo_cli.report.wording import (
-    clean_text,
-    format_event,
-    format_step,
-    format_symptom,
-    seconds_of,
-)
-from grpo_cli.runs.folder import RunFolder
-from grpo_cli.runs.metrics import Metrics, read_numbers
+from grpo_cli.report.wording import clean_text, format_event, format_step, format_symptom
+from grpo_cli.runs.metrics import read_numbers
 from grpo_cli.runs.status import FINAL, was_started
-
-_RECENT = 20
-"""Records that the pace is taken from, and for which a warning stays in sight."""
-_SETTLED = 3
-"""Records of an attempt from which on its first one is left out of the pace."""
-
-
-class Follower:
-    """Reads what is new in a run folder and keeps what a view needs.
-
-    Args:
-        folder: The run's.
-        from_now: Whether what is there already is not new: an earlier attempt has shown it.
-        skims: Whether of large metrics only the beginning, the end, and records spread between them are read.
-    """
-
-    def __init__(self, folder: RunFolder, *, from_now: bool = False, skims: bool = True) -> None:
-        self.run = RunReport(folder).skim() if skims else RunReport(folder)
-        self.symptoms: dict[str, Symptom] = {}
-        """The newest of each rule."""
-        self._metrics: Metrics | None = None
-        """Those that `symptoms` come from."""
-        self._progress: deque[tuple[float, int]] = deque(maxlen=_RECENT)
-        """Time and done part of the present phase."""
-        self._phase = ""
-        if from_now:
-            self.read()
-
-    def read(self) -> tuple[list[dict[str, Any]], list[Symptom]]:
-        """Return new records and new symptoms; none of a run that has ended or stops, whose summary shows them."""
-        records = self.run.refresh()
-        self._note_progress()
-        known = set() if self._metrics is not self.run.metrics else set(self.symptoms)
-        symptoms = self._diagnose() if records else []
-        is_over = self.run.status.state in FINAL or self.run.folder.stop_request.exists()
-        return records, [each for each in symptoms if each.rule not in known and not is_over]
-
-    @property
-    def temperature(self) -> float | None:
-        """What training samples at; None if the recipe cannot be read."""
-        recipe = self.run.known_recipe
-        return recipe.generation.temperature if recipe else None
-
-    def seconds_left(self) -> float | None:
-        """Return the time left, by the pace of the last records and the measurement still to come."""
-        metrics, total = self.run.metrics, self.run.status.total_steps
-        steps = metrics.steps[metrics.attempt :]
-        if total is None or not metrics.steps:
-            return None
-        # The first one also warms up, which takes longer than any after it.
-        settled = steps[1:] if len(steps) >= _SETTLED else steps
-        logged = [seconds for each in settled[-_RECENT:] if (seconds := seconds_of(each))]
-        # By the clock, since evaluations and checkpoints take their time too.
-        paces = [fmean(logged)] if logged else []
-        timed = [(each["step"], each["time"]) for each in steps[-_RECENT - 1 :] if each.get("time")]
-        if timed and timed[-1][0] > timed[0][0]:
-            paces.append((timed[-1][1] - timed[0][1]) / (timed[-1][0] - timed[0][0]))
-        if not paces:
-            return None
-        # The measurement after training takes as long as the one before.
-        measured = "after" not in metrics.measured and metrics.measured.get("before")
-        measuring_s = measured.get("seconds") or 0.0 if measured else 0.0
-        return max(paces) * max(total - self.run.step, 0) + measuring_s
-
-    def phase_progress(self) -> tuple[int, int] | None:
-        """Return how much of the present phase is done, and of how many; None if its status does not tell."""
-        done, _, total = self.run.status.detail.partition(" ")[0].partition("/")
-        if not (done.isdecimal() and total.isdecimal() and int(total)):
-            return None
-        return min(int(done), int(total)), int(total)
-
-    def phase_left(self) -> float | None:
-        """Return the seconds left of the present phase, by how it went so far."""
-        progress = self.phase_progress()
-        (then, first), (now, last) = self._progress[0], self._progress[-1]
-        if progress is None or last <= first:
-            return None
-        return max((now - then) / (last - first) * (progress[1] - last) - (time.time() - now), 0.0)
-
-    def fresh_symptoms(self) -> list[Symptom]:
-        """Return the symptoms that the last records showed, the newest first."""
-        newest = self.run.metrics.steps[-_RECENT:]
-        since = newest[0]["step"] if newest else 0
-        fresh = [each for each in self.symptoms.values() if each.step >= since]
-        return sorted(fresh, key=lambda each: each.step, reverse=True)
-
-    def _diagnose(self) -> list[Symptom]:
-        """Return what is wrong now; nothing if the recipe cannot be read."""
-        metrics = self.run.metrics
-        if self._metrics is not metrics:
-            # The first records, or those of a file that was cut when the run resumed.
-            self._metrics, self.symptoms = metrics, {}
-        if (recipe := self.run.known_recipe) is None:
-            return []
-        symptoms = diagnose(History(recipe, metrics, source=str(self.run.folder.resolved)))
-        self.symptoms |= {each.rule: each for each in symptoms}
-        return symptoms
-
-    def _note_progress(self) -> None:
-        if self.run.status.phase != self._phase:
-            self._phase = self.run.status.phase
-            self._progress.clear()
-        progress = self.phase_progress()
-        if progress and (not self._progress or self._progress[-1][1] != progress[0]):
-            self._progress.append((self.run.status.updated_at, progress[0]))
-
 
 _TICK_S = 0.25
 _SURE_S = 3.0

@@ -19,7 +19,6 @@ from grpo_cli.runs.metrics import STAGES, When
 TRAINING_BYTES = 12_000_000
 """Most bytes that the groups of training may take in a page."""
 HELD_OUT_BYTES = 2_000_000
-"""The same of held-out groups."""
 _BLOCK_CHARACTERS = 400_000
 _TRIAL = 48
 """Groups that are packed to see how small they get."""
@@ -58,7 +57,6 @@ class Pack:
     groups: int
     completions: int
     available: int
-    """Groups that the run has."""
     has_changes: bool
     """Whether answers were compared before and after."""
 
@@ -177,9 +175,8 @@ def _round(value: float | None) -> float | None:
 
 def pack_training(run: RunReport, most_bytes: int = TRAINING_BYTES) -> Pack | None:
     """Pack the groups sampled in training and its evaluations; None if there are none."""
-    return _fit(
-        run, find_groups(run.folder), lambda chosen: map(_Entry, load_groups(chosen)), most_bytes
-    )
+    groups = find_groups(run.folder)
+    return _fit(run, groups, lambda chosen: map(_Entry, load_groups(chosen)), most_bytes)
 
 
 def pack_held_out(run: RunReport, most_bytes: int = HELD_OUT_BYTES) -> Pack | None:

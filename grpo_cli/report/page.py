@@ -18,7 +18,7 @@ from grpo_cli.report.comparison import (
     tell_settings,
 )
 from grpo_cli.report.summary import RunReport
-from grpo_cli.report.verdict import first_line, judge
+from grpo_cli.report.verdict import judge
 from grpo_cli.runs.files import write_text
 
 _SCRIPTS = ("unpacking.js", "charts.js", "browser.js", "page.js")
@@ -98,7 +98,9 @@ def _render(runs: Sequence[RunReport], plotly: str) -> str:
         equal=tables.group_equal,
         tone_of=tables.tone_of,
         notes_of=tables.gather_notes,
-        show_apart=_show_apart,
+        show_apart=lambda values: show_apart(
+            [None if value is None else tables.show(value) for value in values], _WIDEST_SETTING
+        ),
         show_trend=tables.show_trend,
         tell_settings=tell_settings,
         charts=charts,
@@ -106,29 +108,22 @@ def _render(runs: Sequence[RunReport], plotly: str) -> str:
     )
 
 
-def _show_apart(values: Sequence[Any]) -> list[str]:
-    texts = [None if value is None else tables.show(value) for value in values]
-    return show_apart(texts, _WIDEST_SETTING)
-
-
 def _rank(runs: Sequence[RunReport], comparison: RunsComparison) -> dict[str, Any]:
     """Return the runs, the best first, with the facts in which they differ and those that all share."""
     metric, order = tables.rank_runs(runs)
     facts = [[("state", run.life.state), *tables.list_facts(run)] for run in runs]
     shared = tables.share_facts(facts)
-    rows = []
-    for place in order:
-        held_out = runs[place].held_out
-        change = held_out.change.get(metric)
-        row = {
+    rows = [
+        {
             "place": place,
             "name": runs[place].name,
-            "after": say_metric(held_out.after.get(metric)),
-            "change": say_metric(change, "+"),
+            "after": say_metric(runs[place].held_out.after.get(metric)),
+            "change": say_metric(change := runs[place].held_out.change.get(metric), "+"),
             "tone": tables.tone_of(metric, change),
             "facts": dict(facts[place]),
         }
-        rows.append(row)
+        for place in order
+    ]
     # The first two columns tell what was measured, and a run's name tells when it started.
     names = dict.fromkeys(name for each in facts for name, _ in each if name != "started")
     return {
@@ -148,19 +143,15 @@ def _rank(runs: Sequence[RunReport], comparison: RunsComparison) -> dict[str, An
 
 def _build_browsers(runs: Sequence[RunReport]) -> list[dict[str, Any]]:
     """Return the places to look at groups of completions; several runs share the room that there is."""
-    packs = {
-        "training": [
-            packing.pack_training(run, packing.TRAINING_BYTES // len(runs)) for run in runs
-        ],
-        "held-out": [
-            packing.pack_held_out(run, packing.HELD_OUT_BYTES // len(runs)) for run in runs
-        ],
-    }
-    return [
-        {"name": name, "packs": [pack for pack in of_runs if pack]}
-        for name, of_runs in packs.items()
-        if any(of_runs)
+    kinds = (
+        ("training", packing.pack_training, packing.TRAINING_BYTES),
+        ("held-out", packing.pack_held_out, packing.HELD_OUT_BYTES),
+    )
+    browsers = [
+        {"name": name, "packs": [each for run in runs if (each := pack(run, room // len(runs)))]}
+        for name, pack, room in kinds
     ]
+    return [each for each in browsers if each["packs"]]
 
 
 def _describe(place: int, run: RunReport) -> dict[str, Any]:
@@ -201,7 +192,7 @@ def _tell_failure(run: RunReport) -> dict[str, Any] | None:
         return None
     cause, _, fix = reason.partition("\nFix: ")
     whole = reason if "\n" in cause.strip() else ""
-    text = first_line(reason) or "it gave no reason"
+    text = run.status.reason_line or "it gave no reason"
     details = {"All of it": whole, "Traceback": traceback}
     return {
         "text": text,

@@ -4,13 +4,14 @@ import time
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.panel import Panel
 from rich.text import Text
 
 from grpo_cli.analysis.diagnosis.rule import Symptom
+from grpo_cli.report.follower import Follower
 from grpo_cli.report.summary import last_turn
 from grpo_cli.report.wording import (
     LEVEL_MARKS,
@@ -24,9 +25,6 @@ from grpo_cli.report.wording import (
 )
 from grpo_cli.runs.metrics import Step, read_rewards
 from grpo_cli.units import count_noun, format_duration
-
-if TYPE_CHECKING:
-    from grpo_cli.report.live import Follower
 
 _FRAME = 4
 """Columns of the frame and the space beside it; its lines are two."""
@@ -71,7 +69,7 @@ _ROWS: tuple[tuple[Cell, ...], ...] = (
 class PanelView:
     """The panel; draws itself anew each time, as large as the terminal allows."""
 
-    def __init__(self, follower: "Follower") -> None:
+    def __init__(self, follower: Follower) -> None:
         self._follower = follower
         self.notice = ""
         """A line at the end, for as long as it is not empty."""
@@ -102,16 +100,15 @@ class PanelView:
         return [*lines[: max(height - len(last), 1)], *last][:height]
 
 
-def _draw_progress(follower: "Follower", width: int) -> Text:
+def _draw_progress(follower: Follower, width: int) -> Text:
     status, left_s = follower.run.status, follower.seconds_left()
     elapsed = f"elapsed {format_duration(max(time.time() - status.started_at, 0))}"
-    progress = follower.phase_progress()
     if status.phase == "training" and status.total_steps:
         share = status.step / status.total_steps
         words = [f"step {status.progress}", elapsed]
-    elif progress is not None:
-        share, left_s = progress[0] / progress[1], follower.phase_left()
-        words = [clean_text(status.detail), elapsed]
+    elif status.planned:
+        share, left_s = (status.done or 0) / status.planned, follower.phase_left()
+        words = [clean_text(status.phase_progress), elapsed]
     else:
         doing = f"{status.phase} {status.detail or '…'}"
         return Text.assemble((clean_text(doing), "cyan"), f"   {elapsed}")

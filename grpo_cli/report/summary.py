@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from grpo_cli.analysis.diagnosis.diagnosis import RULES, Diagnosis, examine
 from grpo_cli.analysis.diagnosis.history import LIKELY, change_between, read_history
-from grpo_cli.analysis.diagnosis.rule import Symptom
+from grpo_cli.analysis.diagnosis.rule import Skip, Symptom
 from grpo_cli.analysis.expectations import Comparison, compare_with_own
 from grpo_cli.analysis.metrics import Metric, say_error_shares, say_failures
 from grpo_cli.data.dropped import say_dropped
@@ -44,7 +44,6 @@ class Trend:
     best: float | None = None
     """The highest mean of as many records; None for metrics of which the highest is not the best."""
     best_step: int | None = None
-    """Step of the last of these records."""
 
     @property
     def difference(self) -> float:
@@ -165,7 +164,8 @@ class RunReport(Run):
         """What `grpo diagnose` finds; no rule is checked if the recipe cannot be read."""
         if self.known_recipe:
             return examine(read_history(self))
-        return Diagnosis(skipped={rule.name: "the recipe cannot be read" for rule in RULES})
+        unread = Skip("the recipe cannot be read")
+        return Diagnosis(skipped=dict.fromkeys((rule.name for rule in RULES), unread))
 
     @property
     def dropped(self) -> str:
@@ -271,7 +271,7 @@ class RunReport(Run):
     def answers(self) -> list[tuple[str, str]]:
         """Return what a model trained on scored data answers: the end of each prompt, and the answer."""
         return [
-            (_on_one_line(last_turn(each.get("prompt"))), _on_one_line(each["text"]))
+            (" ".join(last_turn(each["prompt"]).split()), " ".join(each["text"].split()))
             for each in self.samples("answers")
         ]
 
@@ -299,9 +299,8 @@ class RunReport(Run):
         """Return what is known of a run that should be running and is not; None of other runs."""
         if self.life.state != "interrupted":
             return None
-        where = "none of its processes is left on this machine"
-        if not self.life.here:
-            where = "it was started on another machine"
+        here = "none of its processes is left on this machine"
+        where = here if self.life.here else "it was started on another machine"
         return (
             f"interrupted while {self.status.phase}: {where}, and the last sign of life is "
             f"{format_duration(self.life.silent_s)} old. Fix: look at {self.folder.log}; "
@@ -332,6 +331,7 @@ class RunReport(Run):
         status, values = self.status, self.values("reward")
         width = count_averaged(len(values))
         reward = find_trend(values[:width], values[-width:])
+        during = {name: each.as_json() for name, each in self.held_out_sets.items()}
         return {
             "run": str(self.folder.path),
             "state": status.state,
@@ -345,15 +345,12 @@ class RunReport(Run):
             "before": self.before or None,
             **({"warmup": warmup} if (warmup := self.measured("warmup")) else {}),
             "after": self.after or None,
-            **({"during": during} if (during := self._during_json()) else {}),
+            **({"during": during} if during else {}),
             "answers": [list(pair) for pair in self.answers()],
             "expected": self.expected.as_json() if self.expected else None,
             "warnings": [f"{each.rule}: {each.seen}. Fix: {each.fix}" for each in self.problems()],
             "model": str(self.folder.model) if self.folder.model.is_dir() else None,
         }
-
-    def _during_json(self) -> dict[str, Any]:
-        return {name: each.as_json() for name, each in self.held_out_sets.items()}
 
     def overview_json(self) -> dict[str, Any]:
         """Return everything that `grpo runs show --json` prints."""
@@ -379,7 +376,3 @@ def last_turn(prompt: Any) -> str:
         last = prompt[-1] if prompt else ""
         prompt = show_content(last.get("content", "")) if isinstance(last, dict) else last
     return str(prompt)
-
-
-def _on_one_line(text: str) -> str:
-    return " ".join(text.split())

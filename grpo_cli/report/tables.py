@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from grpo_cli.analysis.held_out import SHARES, direction, sort_names
-from grpo_cli.analysis.metrics import Metric, say_metric
+from grpo_cli.analysis.metrics import Metric, group_reasons, say_metric
 from grpo_cli.batch.inputs import batch_inputs
 from grpo_cli.batch.plan import BatchPlan, plan_batch
 from grpo_cli.recipe.comparison import flatten, list_choices
@@ -37,19 +37,20 @@ def list_measured(run: RunReport) -> list[dict[str, Any]]:
     for name, *same in group_equal(held_out.names, *columns, *held_out.values.values()):
         before, after, change, warmup, since = (column.get(name) for column in columns)
         known = change or after or before
-        row = {
-            "name": name,
-            "same": same,
-            "before": say_metric(before),
-            "after": say_metric(after),
-            "change": say_metric(change, "+"),
-            "tone": tone_of(name, change),
-            "prompts": known.prompts if known else 0,
-            # Of a run without a warm-up there are no such columns.
-            "warmup": say_metric(warmup) if held_out.warmup else None,
-            "since_warmup": say_metric(since, "+") if held_out.warmup else None,
-        }
-        rows.append(row)
+        rows.append(
+            {
+                "name": name,
+                "same": same,
+                "before": say_metric(before),
+                "after": say_metric(after),
+                "change": say_metric(change, "+"),
+                "tone": tone_of(name, change),
+                "prompts": known.prompts if known else 0,
+                # Of a run without a warm-up there are no such columns.
+                "warmup": say_metric(warmup) if held_out.warmup else None,
+                "since_warmup": say_metric(since, "+") if held_out.warmup else None,
+            }
+        )
     return rows
 
 
@@ -72,8 +73,7 @@ def rank_runs(runs: Sequence[RunReport]) -> tuple[str, list[int]]:
     metric = max(primary, key=primary.count, default="")
 
     def score(place: int) -> tuple[bool, float]:
-        run = runs[place]
-        after, trend = run.held_out.after.get(metric), run.trend("reward")
+        after, trend = runs[place].held_out.after.get(metric), runs[place].trend("reward")
         value = after.value if after else trend.last if trend and not metric else None
         return value is not None, value or 0.0
 
@@ -82,12 +82,7 @@ def rank_runs(runs: Sequence[RunReport]) -> tuple[str, list[int]]:
 
 def gather_notes(metrics: Mapping[str, Metric], names: Iterable[str]) -> dict[str, list[str]]:
     """Return each reason why there is no interval, with the metrics that have none."""
-    notes: dict[str, list[str]] = {}
-    for name in names:
-        metric = metrics.get(name)
-        if metric and metric.low is None and metric.reason:
-            notes.setdefault(metric.reason, []).append(name)
-    return notes
+    return group_reasons((name, metrics[name].reason) for name in names if name in metrics)
 
 
 def tone_of(name: str, change: Metric | None) -> str:
@@ -104,22 +99,21 @@ def list_rewards(run: RunReport) -> list[dict[str, Any]]:
         stds, errors, seconds = (
             run.values(f"rewards/{name}/{part}") for part in ("std", "error_share", "seconds")
         )
-        row = {
-            "name": name,
-            "kind": config.kind,
-            "weight": config.weight,
-            "trend": run.trend(f"rewards/{name}/mean"),
-            # Over the last tenth.
-            "spread": _mean(stds[-max(len(stds) // 10, 1) :]),
-            "error_share": _mean(errors),
-            "seconds": _mean(seconds),
-        }
-        rows.append(row)
+        # The spread is over the last tenth.
+        means = (
+            fmean(each) if each else None
+            for each in (stds[-max(len(stds) // 10, 1) :], errors, seconds)
+        )
+        rows.append(
+            {
+                "name": name,
+                "kind": config.kind,
+                "weight": config.weight,
+                "trend": run.trend(f"rewards/{name}/mean"),
+                **dict(zip(("spread", "error_share", "seconds"), means, strict=True)),
+            }
+        )
     return rows
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return fmean(values) if values else None
 
 
 def list_phases(run: RunReport) -> list[dict[str, Any]]:

@@ -3,8 +3,10 @@
 A gain is claimed only if its interval excludes 0.
 """
 
+from collections import Counter
 from typing import NamedTuple
 
+from grpo_cli.analysis.diagnosis.diagnosis import LEVELS
 from grpo_cli.analysis.estimates import ALL_EQUAL
 from grpo_cli.analysis.held_out import HeldOut, Tone, direction, find_tone
 from grpo_cli.analysis.metrics import RANKING, Metric
@@ -43,7 +45,7 @@ def _tell_progress(run: RunReport) -> str:
     status, time, state = run.status, format_duration(run.status.seconds), run.life.state
     total = f" of {run.total_steps:,}" if run.total_steps else ""
     steps = f"{run.step:,}{total} {'step' if (run.total_steps or run.step) == 1 else 'steps'}"
-    reason = f" ({first_line(status.reason).rstrip('.')})" if status.reason else ""
+    reason = f" ({status.reason_line.rstrip('.')})" if status.reason else ""
     phase = "" if status.phase == "training" else f", {status.phase}"
     if state == "completed":
         return f"Completed {steps} in {time}{reason}"
@@ -54,11 +56,6 @@ def _tell_progress(run: RunReport) -> str:
     if state == "interrupted":
         return f"Interrupted, with no process left, after {steps} in {time}{phase}"
     return f"{state.capitalize()} after {steps} in {time}{reason}"
-
-
-def first_line(reason: str) -> str:
-    """Return the first line of a reason that is not empty; a traceback is too much for a sentence."""
-    return next((" ".join(line.split()) for line in reason.splitlines() if line.strip()), "")
 
 
 def _tell_gain(run: RunReport) -> str:
@@ -72,7 +69,8 @@ def _tell_gain(run: RunReport) -> str:
     start = warmed or before
     if not start or not after or start.value is None or after.value is None:
         return ""
-    what = f"held-out {_name_metric(name)}"
+    metric = "accuracy" if name.startswith("accuracy/") else name
+    what = f"held-out {'ranking of the scored answers' if name.endswith(RANKING) else metric}"
     change = (held_out.since_warmup if warmed else held_out.change).get(name)
     since = " after the warm-up" if warmed else ""
     values = f"from {format_value(start.value)}{since} to {format_value(after.value)}"
@@ -94,8 +92,7 @@ def _tell_gain(run: RunReport) -> str:
 def _tell_why(reason: str) -> str:
     if reason == ALL_EQUAL:
         return "no interval: the change is the same for all prompts"
-    plain = reason.replace(" (", ": ").replace(")", "")
-    return plain if "interval" in plain or not plain else f"no interval: {plain}"
+    return f"no interval: {reason}" if reason else ""
 
 
 def _tell_moved(held_out: HeldOut) -> str:
@@ -103,22 +100,13 @@ def _tell_moved(held_out: HeldOut) -> str:
     moved = []
     for name, change in list(held_out.moved().items())[:_MOST_MOVED]:
         before, after = (stage[name].value or 0.0 for stage in (held_out.before, held_out.after))
-        way = "rose" if direction(change) > 0 else "fell"
+        way = "rose" if change.direction > 0 else "fell"
         values = f"{format_value(before)} to {format_value(after)} ({format_change(change)})"
         kind, _, reward = name.partition("/")
         kind = "accuracy" if kind == "accuracy" else "reward"
-        moved.append(
-            f"held-out {kind} `{reward}` {way} from {values}"
-            if reward
-            else f"held-out {name} {way} from {values}"
-        )
+        what = f"{kind} `{reward}`" if reward else name
+        moved.append(f"held-out {what} {way} from {values}")
     return ", ".join(moved)
-
-
-def _name_metric(name: str) -> str:
-    if name == f"accuracy/{RANKING}":
-        return "ranking of the scored answers"
-    return "accuracy" if name.startswith("accuracy/") else name
 
 
 def format_change(change: Metric) -> str:
@@ -148,21 +136,15 @@ def _tell_noise(trend: Trend) -> str:
     difference = f", {format_value(trend.difference, '+')}"
     if trend.margin is None:
         return f"{difference}, of too few records to know their noise"
+    noise = format_value(trend.margin)
     if trend.is_noise:
-        return f"{difference}, which is no more than its noise (±{format_value(trend.margin)})"
-    return (
-        f"{difference} with a noise of ±{format_value(trend.margin)}"
-        if trend.margin
-        else difference
-    )
+        return f"{difference}, which is no more than its noise (±{noise})"
+    return f"{difference} with a noise of ±{noise}" if trend.margin else difference
 
 
 def _tell_problems(run: RunReport) -> str:
-    problems = []
-    for level in ("error", "warning", "note"):
-        count = sum(each.level == level for each in run.diagnosis.symptoms)
-        if count:
-            problems.append(count_noun(count, level))
+    counts = Counter(each.level for each in run.diagnosis.symptoms)
+    problems = [count_noun(counts[each], each) for each in LEVELS if counts[each]]
     verdicts = run.expected.verdicts if run.expected else ()
     outside = sum(each.outcome == "outside" for each in verdicts)
     if outside:
@@ -172,8 +154,7 @@ def _tell_problems(run: RunReport) -> str:
     # What ended a run, or what was lost, is in the sentence already.
     if run.life.state in _BROKEN or _lost(run) or not run.series:
         return ""
-    verdict = run.diagnosis.clean_verdict
-    return verdict if run.is_over else verdict.replace(" (", " so far (", 1)
+    return run.diagnosis.clean_verdict("" if run.is_over else " so far")
 
 
 def _tone(run: RunReport) -> Tone:
@@ -189,5 +170,5 @@ def _lost(run: RunReport) -> bool:
     held_out = run.held_out
     if direction(held_out.change.get(held_out.primary)) < 0:
         return True
-    fell = [name for name, change in held_out.moved().items() if direction(change) < 0]
+    fell = [name for name, change in held_out.moved().items() if change.direction < 0]
     return any(run.weights.get(name.removeprefix("rewards/"), 1.0) > 0 for name in fell)

@@ -3,7 +3,7 @@
 import json
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -88,9 +88,8 @@ def _format(step: Step, facts: tuple[tuple[str, str, str], ...]) -> list[str]:
 
 def phases_of(step: Step) -> dict[str, float]:
     """Return the seconds of each phase that was logged."""
-    return {
-        phase: step[f"time/{phase}"] for phase in PHASES if step.get(f"time/{phase}") is not None
-    }
+    spent = {phase: step.get(f"time/{phase}") for phase in PHASES}
+    return {phase: seconds for phase, seconds in spent.items() if seconds is not None}
 
 
 def seconds_of(step: Step) -> float | None:
@@ -179,26 +178,18 @@ def _say_held_out_sets(record: Mapping[str, Any]) -> Iterator[str]:
                     yield f"{said} {value:.3f}"
 
 
-def _say_server(record: Mapping[str, Any]) -> str:
-    return f"step {record['step']}  the vLLM server is back, and gets the weights again"
-
-
-def _say_resumption(record: Mapping[str, Any]) -> str:
-    return f"going on from step {record['step']} (attempt {record['attempt']})"
-
-
-def _say_fast(record: Mapping[str, Any]) -> str:
-    parts = "; ".join(f"no {part}, since {why}" for part, why in record["left_off"].items())
-    return f"training.fast: {parts}"
-
-
-_WORDS = {
-    "fast": _say_fast,
+_WORDS: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
+    "fast": lambda record: (
+        "training.fast: "
+        + "; ".join(f"no {part}, since {why}" for part, why in record["left_off"].items())
+    ),
     "measure": _say_measurement,
     "warmup": _say_warmup,
     "eval": _say_evaluation,
-    "server": _say_server,
-    "resume": _say_resumption,
+    "server": lambda record: (
+        f"step {record['step']}  the vLLM server is back, and gets the weights again"
+    ),
+    "resume": lambda record: f"going on from step {record['step']} (attempt {record['attempt']})",
 }
 
 

@@ -21,7 +21,6 @@ STATE = "trainer_state.json"
 REFERENCE = "reference_model.pt"
 """Weights of the reference model, if training changes it."""
 _KEPT = "kept.json"
-"""How many bytes of each log were kept by `rewind`."""
 _OPTIMIZERS = ("optimizer.pt", "optimizer.bin", "optimizer_0", "latest")
 """Of one process, of FSDP whole and in shards, of DeepSpeed."""
 

@@ -19,15 +19,11 @@ class Group:
     """`train`, `eval` or `held-out`."""
     step: int
     row: int
-    """Of the data, from 0."""
     prompt: Any
-    """Text, or messages."""
     texts: list[str] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     clipped: list[bool] = field(default_factory=list)
-    """Whether each was cut off at the longest length."""
     rewards: dict[str, list[float | None]] = field(default_factory=dict)
-    """Reward → a score a completion, before its weight."""
     reasons: dict[str, list[str | None]] = field(default_factory=dict)
     messages: list[list[dict[str, Any]]] = field(default_factory=list)
     """The messages of each episode after its prompt; empty if a completion is one answer."""

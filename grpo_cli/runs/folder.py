@@ -33,20 +33,15 @@ _MACHINE_0_CHECKPOINTS = Path("..", "..", "checkpoints")
 
 
 class _Child:
-    """A path inside the run folder."""
+    """A path inside the run folder, or inside the logs of the newest attempt."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, in_attempt: bool = False) -> None:
         self._name = name
+        self._in_attempt = in_attempt
 
     def __get__(self, folder: "RunFolder", owner: type) -> Path:
-        return folder.path / self._name
-
-
-class _AttemptFile(_Child):
-    """A path inside the logs of the newest attempt."""
-
-    def __get__(self, folder: "RunFolder", owner: type) -> Path:
-        return folder.attempt(folder.attempts) / self._name
+        parent = folder.attempt(folder.attempts) if self._in_attempt else folder.path
+        return parent / self._name
 
 
 @dataclass(frozen=True)
@@ -96,9 +91,9 @@ class RunFolder:
     report = _Child("report.html")
     trackers = _Child("trackers.json")
     """The runs in the trackers; absent if there are none."""
-    log = _AttemptFile("worker.log")
+    log = _Child("worker.log", in_attempt=True)
     """Output of the workers in the newest attempt."""
-    server_log = _AttemptFile("server.log")
+    server_log = _Child("server.log", in_attempt=True)
     """Output of the vLLM server in the newest attempt."""
 
     def attempt(self, number: int) -> Path:
@@ -188,7 +183,7 @@ class RunFolder:
         # Listing runs needs no recipe, and should not import the schema.
         from grpo_cli.recipe.recipe import Recipe
 
-        fix = "use the grpo that wrote it, or train anew with recipe.yaml"
+        fix = "use the grpo that wrote it, or train again with recipe.yaml"
         resolved = read_file(self.resolved, Resolved, fix=fix)
         if resolved is None:
             raise UsageError(

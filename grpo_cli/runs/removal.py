@@ -24,7 +24,6 @@ class Removal:
     """The run folder itself, or some of its checkpoints."""
     bytes: int
     kept: tuple[Path, ...] = ()
-    """Checkpoints that stay."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the removal as plain values."""

@@ -33,28 +33,38 @@ class Status(BaseModel):
     state: State = "pending"
     phase: str = "starting"
     """What is going on now, in words: loading the model, measuring before training, training, …"""
+    done: int | None = None
+    planned: int | None = None
+    """Units of work in the phase: those done, and all; None if that is not known."""
     detail: str = ""
-    """How far the phase is, if that is known."""
+    """What these units are, and what else is known of the phase."""
     step: int = 0
-    """Optimizer steps done."""
     total_steps: int | None = None
-    """Optimizer steps planned."""
     reason: str | None = None
-    """Why it stopped or failed."""
     stopped_by: str | None = None
     """The rule of `training.stop_when` that stopped it, if one did."""
     traceback: str | None = None
-    """Of a failure."""
     started_at: float = Field(default_factory=time.time)
     """Seconds since the epoch."""
     updated_at: float = Field(default_factory=time.time)
-    """Seconds since the epoch."""
     schema_version: int = SCHEMA_VERSION
 
     @property
     def progress(self) -> str:
         """Optimizer steps done, of those planned if that is known, such as `12/40`."""
         return f"{self.step}/{self.total_steps}" if self.total_steps else str(self.step)
+
+    @property
+    def phase_progress(self) -> str:
+        """How far the phase is, such as `12/100 prompts`; empty if that is not known."""
+        share = f"{self.done}/{self.planned} " if self.planned else ""
+        return f"{share}{self.detail}"
+
+    @property
+    def reason_line(self) -> str:
+        """The first line of the reason; a traceback is too much for a sentence."""
+        lines = map(str.split, (self.reason or "").splitlines())
+        return next((" ".join(words) for words in lines if words), "")
 
     @property
     def seconds(self) -> float:
@@ -74,10 +84,10 @@ class StatusFile:
         return status
 
     def update(self, **changes: Any) -> Status:
-        """Change some fields and write the file; a new phase starts without a detail."""
+        """Change some fields and write the file; a new phase starts without its progress."""
         status = self.read()
         if "phase" in changes:
-            changes.setdefault("detail", "")
+            changes = {"detail": "", "done": None, "planned": None, **changes}
         status = status.model_copy(update={**changes, "updated_at": time.time()})
         write_json(self.path, status.model_dump())
         return status

@@ -9,7 +9,6 @@ from grpo_cli.launch.server_plan import (
     PORT,
     VLLM_SERVE,
     Listening,
-    Served,
     ServePlan,
     ServerPlan,
     find_served,
@@ -29,7 +28,9 @@ def prepare(
     """Return the plan of a server for a trained model; vLLM may be missing unless it is needed."""
     command = _find_command(needed=needs_vllm)
     served = find_served(source, checkpoint)
-    served = _materialized(served) if needs_vllm else served
+    if needs_vllm:
+        # vLLM would not serve a GGUF file as trained: it gets the converted folder.
+        served = replace(served, model=model_folder_or_id(served.settings))
     return plan_server(served, command, listening, on_gpu=bool(read_hardware().gpus))
 
 
@@ -43,23 +44,16 @@ def prepare_for_training(
             f"{recipe} does not train with a vLLM server. Fix: give both commands --set generation.backend=vllm "
             "--set generation.vllm.mode=server"
         )
-    command = _find_command(needed=needs_vllm)
-    hardware = read_hardware()
+    address, hardware = loaded.generation.vllm.address, read_hardware()
     return plan_training_server(
         loaded,
-        command,
+        _find_command(needed=needs_vllm),
         model_folder_or_id(loaded.model) if needs_vllm else loaded.model.path,
         host=listening.host,
-        port=listening.port or _port_of(loaded),
+        port=listening.port or (urlsplit(address).port if address else None) or PORT,
         device="cpu" if is_on_cpu(loaded.launch, hardware) else "cuda",
         visible_devices=hardware.select(()) if loaded.launch.use_cpu else None,
     )
-
-
-def _port_of(recipe: Recipe) -> int:
-    """Return the port at which the training will look for the server."""
-    address = recipe.generation.vllm.address
-    return (urlsplit(address).port if address else None) or PORT
 
 
 def _with_limits(recipe: Recipe, listening: Listening) -> Recipe:
@@ -80,8 +74,3 @@ def _find_command(*, needed: bool) -> tuple[str, ...]:
     if command is None and needed:
         raise SetupError(f"vllm is not installed. Fix: {install_extra('vllm')}")
     return command or VLLM_SERVE
-
-
-def _materialized(served: Served) -> Served:
-    """Return the same with a converted folder for a GGUF file, which vLLM would not serve as trained."""
-    return replace(served, model=model_folder_or_id(served.settings))

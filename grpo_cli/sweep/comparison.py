@@ -24,7 +24,6 @@ TRAINING = "reward in training"
 _MANY_SEEDS = 10
 """More than anybody trains to tell two settings apart."""
 Values = Mapping[str, float]
-"""Prompt → its value in one run."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,6 @@ class CellResult:
     before: float | None = None
     """The mean over seeds before training; None if it was not measured."""
     warmup: float | None = None
-    """The same after the warm-up; None if there was none."""
     collapsed: int = 0
     """Runs whose answers became the same for all prompts."""
     failures: tuple[str, ...] = ()

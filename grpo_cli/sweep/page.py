@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from grpo_cli.analysis.metrics import Metric, say_metric
+from grpo_cli.analysis.metrics import Metric, group_reasons, say_metric
 from grpo_cli.report.charts import make_line
 from grpo_cli.report.page import read_plotly, render_page
 from grpo_cli.report.summary import RunReport
@@ -59,12 +59,10 @@ def rank_cells(result: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def list_reasons(cells: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return why means have no interval, each reason once, with its cells."""
-    reasons: dict[str, list[int]] = defaultdict(list)
-    for cell in cells:
-        if cell["mean"] and cell["mean"]["reason"]:
-            reasons[cell["mean"]["reason"]].append(cell["cell"])
+    ordered = sorted((cell for cell in cells if cell["mean"]), key=lambda cell: cell["cell"])
+    reasons = group_reasons((str(cell["cell"]), cell["mean"]["reason"]) for cell in ordered)
     return [
-        f"no interval of {'cell' if len(own) == 1 else 'cells'} {', '.join(map(str, sorted(own)))}: {reason}"
+        f"no interval of {'cell' if len(own) == 1 else 'cells'} {', '.join(own)}: {reason}"
         for reason, own in reasons.items()
     ]
 
@@ -114,7 +112,7 @@ def write_sweep_page(
         reasons=list_reasons(ranked),
         keys=list(dict.fromkeys(key for cell in ranked for key in cell["settings"])),
         charts=charts["charts"],
-        link=_link_report,
+        link=lambda run: _link_report(RunFolder(Path(run)).report),
     )
     write_text(path, page)
     return path
@@ -132,9 +130,7 @@ def _list_facts(
     return {name: fact for name, fact in facts.items() if fact}
 
 
-def _link_report(run: str) -> str | None:
-    """Return the address of a run's report on the page; None if there is none yet."""
-    report = RunFolder(Path(run)).report
+def _link_report(report: Path) -> str | None:
     return f"../../{report.parent.name}/{report.name}" if report.is_file() else None
 
 

@@ -82,7 +82,6 @@ class Cell:
     """Settings that are trained with every seed."""
 
     number: int
-    """From 1."""
     settings: Settings
     runs: list[CellRun]
 
@@ -242,13 +241,17 @@ def check_points(
                 checked = check(Path(request.recipe), flags)
                 first, issues = first or checked, checked.errors
                 if not issues:
-                    _refuse_equal(checked.recipe, recipes, points)
+                    if checked.recipe in recipes:
+                        same = say_settings(points[recipes.index(checked.recipe)])
+                        raise UsageError(
+                            f"--grid: {same} and {say_settings(settings)} are the same recipe. Fix: leave one out"
+                        )
                     recipes.append(checked.recipe)
             except RecipeError as error:
                 issues = error.problems
             for issue in issues:
-                same = issue.path, issue.seen, issue.fix
-                seen.setdefault(same, (issue, []))[1].append(settings)
+                key = issue.path, issue.seen, issue.fix
+                seen.setdefault(key, (issue, []))[1].append(settings)
     if seen or first is None:
         raise ProblemsError(_place(issue, where, points) for issue, where in seen.values())
     problems = map(first.loaded.place, _check_ranking(first.recipe))
@@ -265,25 +268,16 @@ def _check_ranking(recipe: Recipe) -> Iterator[Issue]:
         yield Issue(seen, fix, path, level="warning")
 
 
-def _refuse_equal(recipe: Recipe, before: Sequence[Recipe], points: Sequence[Settings]) -> None:
-    """Refuse settings that are written in another way and mean the same: their runs would be compared."""
-    if recipe in before:
-        first, second = points[before.index(recipe)], points[len(before)]
-        raise UsageError(
-            f"--grid: {say_settings(first)} and {say_settings(second)} are the same recipe. Fix: leave one out"
-        )
-
-
 def _place(issue: Issue, where: Sequence[Settings], points: Sequence[Settings]) -> Issue:
     """Return an issue with the flag that it comes from, or with the cells that have it."""
-    source = issue.location.source if issue.location else ""
-    key, _, value = source.removeprefix("--set ").partition("=")
-    swept = source.startswith("--set ") and key in points[0]
-    having = [each for each in points if each.get(key) == value]
+    flags = {f"--set {key}={value}": (key, value) for each in points for key, value in each.items()}
+    swept = flags.get(issue.location.source) if issue.location else None
+    by_value = swept and list(where) == [each for each in points if each[swept[0]] == swept[1]]
     if swept:
-        flag = f"{key}={value}" if list(where) == having else key
-        issue = replace(issue, location=Location(f"--grid {flag}"))
-    if list(where) == list(points) or (swept and list(where) == having):
+        issue = replace(
+            issue, location=Location(f"--grid {'='.join(swept if by_value else swept[:1])}")
+        )
+    if by_value or list(where) == list(points):
         return issue
     named = "; ".join(map(say_settings, where[:_MOST_NAMED]))
     more = f" and {len(where) - _MOST_NAMED} more" if len(where) > _MOST_NAMED else ""

@@ -44,15 +44,6 @@ _RESUMED = ("waiting", "running", "skipped", "stopped", "interrupted", "failed")
 
 
 @dataclass(frozen=True)
-class PreparedSweep:
-    """A sweep whose cells are all checked."""
-
-    sweep: Sweep
-    slots: list[dict[str, str]]
-    """Variables of the runs that go on side by side."""
-
-
-@dataclass(frozen=True)
 class SweepResult:
     """A sweep, and what its finished runs came to."""
 
@@ -128,16 +119,16 @@ def prepare_sweep(
     parallel: int | None,
     reporter: Reporter,
     old: Sweep | None = None,
-) -> PreparedSweep:
-    """Check a sweep and make its folder, or go on with an old one."""
+) -> tuple[Sweep, list[dict[str, str]]]:
+    """Check a sweep, and make its folder or go on with an old one; return the variables of each slot, too."""
     checked, slots = check_sweep(request, parallel)
     reporter.issues(checked.problems)
     if old is None:
-        return PreparedSweep(create_sweep(root, request, checked.recipe), slots)
+        return create_sweep(root, request, checked.recipe), slots
     check_unchanged(old, checked.recipe)
     for run in list_unfinished(old):
         run.state, run.reason = "waiting", None
-    return PreparedSweep(old, slots)
+    return old, slots
 
 
 def list_unfinished(sweep: Sweep) -> list[CellRun]:
@@ -151,15 +142,14 @@ def list_unfinished(sweep: Sweep) -> list[CellRun]:
     ]
 
 
-def run_sweep(prepared: PreparedSweep, reporter: Reporter) -> SweepResult:
+def run_sweep(sweep: Sweep, slots: list[dict[str, str]], reporter: Reporter) -> SweepResult:
     """Run what is left of a sweep, and compare its cells.
 
     The first Ctrl-C or SIGTERM asks the trainings to finish their step and save, and is then raised; a second one
     ends them at once.
     """
-    sweep = prepared.sweep
     with lock_folder(sweep.folder, "running the sweep"):
-        _Runner(prepared, reporter).run()
+        _Runner(sweep, slots, reporter).run()
         return finish_sweep(sweep, reporter)
 
 
@@ -212,10 +202,10 @@ class _Active:
 class _Runner:
     """Starts the runs of a sweep as slots become free, and notes how each ends."""
 
-    def __init__(self, prepared: PreparedSweep, reporter: Reporter) -> None:
-        self._sweep = prepared.sweep
-        self._free = list(prepared.slots)
-        self._slots = len(prepared.slots)
+    def __init__(self, sweep: Sweep, slots: list[dict[str, str]], reporter: Reporter) -> None:
+        self._sweep = sweep
+        self._free = list(slots)
+        self._slots = len(slots)
         self._reporter = reporter
         self._active: list[_Active] = []
         self._seconds: list[float] = []
@@ -231,24 +221,16 @@ class _Runner:
                 self._stop()
                 raise
 
+    def _waiting(self) -> list[tuple[Cell, CellRun]]:
+        return [(cell, run) for cell, run in self._sweep.in_order() if run.state == "waiting"]
+
     def _start_next(self, processes: contextlib.ExitStack) -> bool:
         """Start runs while there are free slots; return whether any is left to start."""
-        while self._free:
-            chosen = self._choose()
-            if chosen is None:
-                break
-            self._start(*chosen, processes)
-        return self._has_more()
-
-    def _has_more(self) -> bool:
-        return any(run.state == "waiting" for cell in self._sweep.cells for run in cell.runs)
-
-    def _choose(self) -> tuple[Cell, CellRun] | None:
-        for cell, run in self._sweep.in_order():
+        for cell, run in self._waiting():
             # What is left of a killed sweep may still be saving.
-            if run.state == "waiting" and not _is_busy(self._sweep.run_folder(run)):
-                return cell, run
-        return None
+            if self._free and not _is_busy(self._sweep.run_folder(run)):
+                self._start(cell, run, processes)
+        return bool(self._waiting())
 
     def _start(self, cell: Cell, run: CellRun, processes: contextlib.ExitStack) -> None:
         folder, slot = self._sweep.run_folder(run), self._free.pop(0)
@@ -276,10 +258,9 @@ class _Runner:
         )
 
     def _command(self, cell: Cell, run: CellRun, *, resumes: bool) -> list[str]:
-        request, sets = self._sweep.request, []
+        request = self._sweep.request
         flags = as_flags(request, cell.settings, run.seed)
-        for text in flags:
-            sets += ["--set", text]
+        sets = [word for text in flags for word in ("--set", text)]
         probed = request.probe and run is cell.runs[0]
         root = self._sweep.folder.parent.parent.parent
         more = ["--resume"] if resumes else [] if probed else ["--no-probe"]
@@ -314,10 +295,10 @@ class _Runner:
         """Return the time left by the runs that are finished; empty before the first."""
         if not self._seconds:
             return ""
-        waiting = sum(run.state == "waiting" for cell in self._sweep.cells for run in cell.runs)
         mean, now = fmean(self._seconds), time.monotonic()
         begun = sum(max(mean - (now - each.began), 0.0) for each in self._active)
-        return f"; about {format_duration((waiting * mean + begun) / self._slots)} left"
+        left_s = (len(self._waiting()) * mean + begun) / self._slots
+        return f"; about {format_duration(left_s)} left"
 
     def _finish(self, active: _Active) -> None:
         """Note how a run has ended, and free its slot."""
@@ -335,7 +316,7 @@ class _Runner:
                 each.state = "skipped" if each.state == "waiting" else each.state
         self._sweep.save()
         reason = f" ({run.reason})" if run.reason else ""
-        more = self._say_left() if self._has_more() else ""
+        more = self._say_left() if self._waiting() else ""
         text = f"run {self._number(active.cell, run)}: {run.state} in {format_duration(took)}{reason}{more}"
         self._reporter.say(text, "ok" if run.state == "completed" else "warning")
 
@@ -380,7 +361,7 @@ def _read_end(active: _Active) -> tuple[str, str | None]:
     if status.stopped_by:
         return "stopped", status.reason
     if status.state in ("stopped", "failed"):
-        return status.state, (status.reason or "").partition("\n")[0] or _last_words(active)
+        return status.state, status.reason_line or _last_words(active)
     return "interrupted", f"its command ended with exit code {code}"
 
 

@@ -98,7 +98,7 @@ def write_examples(
             example = _play_script(player, row, answers, texts, where)
         examples.append(example)
         if number % 16 == 0:
-            report_progress(session, f"{number}/{len(rows)} answers")
+            report_progress(session, number, len(rows), "answers")
     _check_lengths(session, examples)
     return examples
 
@@ -257,7 +257,7 @@ def _sample(
     }
 
     def progress(done: int, total: int) -> None:
-        report_progress(session, f"{done}/{total} completions")
+        report_progress(session, done, total, "completions")
 
     if player is None:
         settings = session.sampling_settings() | shared
@@ -310,7 +310,7 @@ def section_of(recipe: Recipe) -> WarmupConfig:
     return recipe.warmup
 
 
-def report_progress(session: Session, detail: str) -> None:
+def report_progress(session: Session, done: int, planned: int, units: str) -> None:
     """Report the progress of the warm-up; raise `Stopped` if a stop is requested."""
     session.heartbeat.beat()
-    session.report(WARMING, detail=detail)
+    session.report(WARMING, done=done, planned=planned, detail=units)

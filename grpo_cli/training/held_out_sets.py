@@ -87,7 +87,7 @@ class HeldOutSets(TrainerCallback):
                 metrics |= self._measure(each, step)
             except Stopped:
                 break
-        self._session.show("training", detail="")
+        self._session.show("training")
         return metrics
 
     def _measure(self, held_out: HeldOutSet, step: int) -> dict[str, float]:

@@ -181,7 +181,7 @@ class Measurer:
             seed=seed,
             fast=self.session.recipe.training.fast,
             images=Images(self.processor, padded[IMAGES]) if self.processor else None,
-            on_progress=lambda done, total: self._report(phase, f"{done}/{total} prompts"),
+            on_progress=lambda done, total: self._report(phase, done, total, "prompts"),
         )
         return sampled[: len(rows)]
 
@@ -199,7 +199,7 @@ class Measurer:
             sample_episodes,
             player,
             samples_per_prompt=count,
-            on_progress=lambda done, total: self._report(phase, f"{done}/{total} episodes"),
+            on_progress=lambda done, total: self._report(phase, done, total, "episodes"),
         )
         if vllm is None:
             with open_sampler(
@@ -233,9 +233,11 @@ class Measurer:
         """More entries of the result."""
         return {}
 
-    def _report(self, phase: str, detail: str = "") -> None:
+    def _report(
+        self, phase: str, done: int | None = None, planned: int | None = None, units: str = ""
+    ) -> None:
         self.session.heartbeat.beat()
-        self.session.show(phase, detail=detail)
+        self.session.show(phase, done=done, planned=planned, detail=units)
         # vLLM samples for all processes together, so that they stop together; others need not wait for each other.
         if is_stop_requested(self.session) if self.vllm else self.session.stop.seen_here():
             raise Stopped

@@ -5,6 +5,7 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -114,7 +115,9 @@ class ScoredTrainer(RunTrainer):
         self.held_out = held_out
         super().__init__(*args, **options)
 
-    def rank(self, on_progress: Callable[[str], None] = lambda text: None) -> list[RankedGroup]:
+    def rank(
+        self, on_progress: Callable[[int, int], None] = lambda done, total: None
+    ) -> list[RankedGroup]:
         """Return the likelihoods of the held-out responses by row; each process computes a share."""
         accelerator = self.accelerator
         mine = self.held_out[accelerator.process_index :: accelerator.num_processes]
@@ -124,7 +127,7 @@ class ScoredTrainer(RunTrainer):
                 [(group.prompt_ids, response) for group in mine for response in group.responses],
                 pad_token_id=self.processing_class.pad_token_id,
                 batch_size=self.args.per_device_eval_batch_size,
-                on_progress=lambda done, total: on_progress(f"{done}/{total} responses"),
+                on_progress=on_progress,
             )
         )
         ranked = [
@@ -156,7 +159,7 @@ class ScoredMeasurer(Measurer):
     trainer: ScoredTrainer
 
     def _measure_more(self, name: str, phase: str, model: Any) -> dict[str, Any]:
-        ranked = self.trainer.rank(lambda text: self._report(phase, text))
+        ranked = self.trainer.rank(partial(self._report, phase, units="responses"))
         if self.session.processes.is_main_process:
             self.session.folder.evaluations.mkdir(exist_ok=True)
             write_ranked(self.session.folder.evaluations / f"{name}_ranked.jsonl", ranked)

@@ -163,7 +163,7 @@ class _Progress(TrainerCallback):
         said = ", ".join(f"{name} {value:.3f}" for name, value in values.items())
         # Not `session.report`, which would raise before a requested stop has saved the step.
         status = StatusFile(self._session.folder.status)
-        status.update(phase=WARMING, detail=f"{step}/{state.max_steps} steps, {said}")
+        status.update(phase=WARMING, done=step, planned=state.max_steps, detail=f"steps, {said}")
 
 
 def _learn(

@@ -56,3 +56,58 @@ def test_the_order_of_a_training_is_read_on_a_few_pages_and_a_trainer_is_built_w
             assert not names & {"trainer", "self._trainer"}, f"{path}:{node.lineno}"
     (run,) = [path for path in training if path.name == "run.py"]
     assert len(run.read_text(encoding="utf-8").splitlines()) <= 250
+
+
+WORDS = {"message", "seen", "fix", "reason", "detail", "why"}
+"""Attributes that hold sentences for people."""
+READING = {
+    "startswith",
+    "endswith",
+    "partition",
+    "rpartition",
+    "replace",
+    "split",
+    "removeprefix",
+    "removesuffix",
+}
+READ_BACK = 7
+"""Places that still read a sentence to find out what it says; may only fall."""
+
+
+def _is_sentence(node: ast.expr) -> bool:
+    """Whether an expression is `x.reason` and its like, also as `(x.reason or "")`, alone or stripped."""
+    if isinstance(node, ast.BoolOp):
+        return any(map(_is_sentence, node.values))
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        return node.func.attr in ("strip", "lower") and _is_sentence(node.func.value)
+    return isinstance(node, ast.Attribute) and node.attr in WORDS
+
+
+def _reads_back(node: ast.AST) -> bool:
+    if isinstance(node, ast.Compare):
+        return isinstance(node.ops[0], ast.In | ast.NotIn) and _is_sentence(node.comparators[0])
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return False
+    if isinstance(node.func.value, ast.Name) and node.func.value.id == "re":
+        return any(map(_is_sentence, node.args))
+    return node.func.attr in READING and _is_sentence(node.func.value)
+
+
+def test_what_code_needs_to_know_is_a_field_and_not_read_from_a_sentence():
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in MODULES
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if _reads_back(node)
+    ]
+    assert len(found) <= READ_BACK, found
+
+
+def test_the_search_for_sentences_that_are_read_finds_them():
+    for text in (
+        '"Fix" in (a.reason or "")',
+        'a.fix.strip().partition("x")',
+        're.match("x", a.seen)',
+    ):
+        assert any(map(_reads_back, ast.walk(ast.parse(text)))), text
+    assert not any(map(_reads_back, ast.walk(ast.parse('name in reasons; a.name.partition(".")'))))

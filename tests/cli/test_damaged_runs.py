@@ -8,7 +8,8 @@ import sys
 import pytest
 
 from grpo_cli.errors import RunError
-from grpo_cli.report.live import Follower, ProgressView, watch_run
+from grpo_cli.report.follower import Follower
+from grpo_cli.report.live import ProgressView, watch_run
 from grpo_cli.runs.metrics import append_record
 from tests.cli.test_commands import grpo
 from tests.run_folders import make_finished_run, write_samples

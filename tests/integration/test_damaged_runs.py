@@ -14,7 +14,8 @@ from grpo_cli.cli.errors import run_guarded
 from grpo_cli.launch.plan import plan_launch
 from grpo_cli.launch.resume import begin_attempt, is_finished, plan_resumption
 from grpo_cli.machine import Hardware
-from grpo_cli.report.live import Follower, PlainView
+from grpo_cli.report.follower import Follower
+from grpo_cli.report.live import PlainView
 from grpo_cli.runs.checkpoints import restore
 from grpo_cli.runs.folder import RunFolder
 from tests.integration.conftest import Workshop

@@ -1,17 +1,18 @@
 """Every rule, applied to a run: to a finished one, or to one in progress as its records come."""
 
 import logging
-from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from grpo_cli.analysis.diagnosis import episodes, progress, rewards, signal, stability
 from grpo_cli.analysis.diagnosis.history import History
-from grpo_cli.analysis.diagnosis.rule import TOO_FEW, Rule, Symptom
+from grpo_cli.analysis.diagnosis.rule import Rule, Skip, Symptom
+from grpo_cli.analysis.metrics import group_reasons
+from grpo_cli.issues import Level
 
 _LOG = logging.getLogger(__name__)
-_LEVELS = ("error", "warning", "note")
+LEVELS: tuple[Level, ...] = ("error", "warning", "note")
 
 RULES: tuple[Rule, ...] = (
     stability.nan_loss,
@@ -59,10 +60,9 @@ class Diagnosis:
 
     symptoms: tuple[Symptom, ...] = ()
     """The worst first."""
-    skipped: Mapping[str, str] = field(default_factory=dict)
+    skipped: Mapping[str, Skip] = field(default_factory=dict)
     """Why rules could not be checked, by their names."""
     rules: int = len(RULES)
-    """How many there are."""
     meant: int = len(RULES)
     """How many of them are about recipes like this one."""
 
@@ -89,32 +89,30 @@ class Diagnosis:
             return f"{self.rules} rules checked"
         return f"{self.checked} of {self.rules} rules checked, {len(self.skipped)} skipped"
 
-    @property
-    def clean_verdict(self) -> str:
-        """What to say if nothing was found: most rules may have had too few records."""
-        short = sum(why.endswith(TOO_FEW) for why in self.skipped.values())
-        found = "too few records to find problems" if short > self.checked else "no problems found"
-        return f"{found} ({self.coverage})"
+    def clean_verdict(self, when: str = "") -> str:
+        """Return what to say if nothing was found: most rules may have had too few records."""
+        short = sum(skip.needs_records for skip in self.skipped.values())
+        verdict = (
+            "too few records to find problems" if short > self.checked else "no problems found"
+        )
+        return f"{verdict}{when} ({self.coverage})"
 
     def skipped_by_reason(self) -> dict[str, list[str]]:
         """Return the names of the rules that could not be checked, by the reason."""
-        reasons: dict[str, list[str]] = defaultdict(list)
-        for name, why in self.skipped.items():
-            reasons[why].append(name)
-        return dict(reasons)
+        return group_reasons((name, skip.reason) for name, skip in self.skipped.items())
 
     def as_json(self) -> dict[str, Any]:
         """Return the diagnosis as plain values, for `--json`."""
         return {
             "symptoms": [each.as_json() for each in self.symptoms],
             "rules": self.rules,
-            "not_looked": dict(self.skipped),
+            "not_looked": {name: skip.reason for name, skip in self.skipped.items()},
         }
 
 
 def examine(history: History) -> Diagnosis:
     """Apply every rule, and say which could not be checked."""
-    skipped = {rule.name: why for rule in RULES if (why := rule.unsupported_reason(history))}
+    skipped = {rule.name: skip for rule in RULES if (skip := rule.skip(history))}
     meant = sum(rule.skip_reason(history.recipe) is None for rule in RULES)
     return Diagnosis(tuple(diagnose(history)), skipped, meant=meant)
 
@@ -133,4 +131,4 @@ def diagnose(history: History, names: Collection[str] | None = None) -> list[Sym
             continue
         if symptom is not None:
             symptoms.append(symptom)
-    return sorted(symptoms, key=lambda each: _LEVELS.index(each.level))
+    return sorted(symptoms, key=lambda each: LEVELS.index(each.level))

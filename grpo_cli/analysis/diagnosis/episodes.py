@@ -2,7 +2,7 @@
 
 from statistics import fmean
 
-from grpo_cli.analysis.diagnosis.history import LIKELY, History, is_falling
+from grpo_cli.analysis.diagnosis.history import LIKELY, History, lasting_share
 from grpo_cli.analysis.diagnosis.rule import Rule
 from grpo_cli.issues import Issue, Level
 from grpo_cli.recipe.recipe import Recipe
@@ -76,11 +76,11 @@ def tools_unused(history: History) -> Issue | None:
 )
 def malformed_calls(history: History) -> Issue | None:
     """A call that cannot be parsed does nothing, and its turn is lost."""
-    shares = _shares_of_calls(history, "malformed")
-    if not shares or fmean(shares) <= _MOST_MALFORMED or is_falling(shares):
+    share = lasting_share(_shares_of_calls(history, "malformed"), _MOST_MALFORMED)
+    if share is None:
         return None
     seen = (
-        f"{fmean(shares):.0%} of the calls of the last 10 records cannot be parsed (at most "
+        f"{share:.0%} of the calls of the last 10 records cannot be parsed (at most "
         f"{_MOST_MALFORMED:.0%}), and no fewer towards the end"
     )
     fix = f"{_reward_form(history)}a model that was trained to call tools in this chat template's format"
@@ -98,14 +98,14 @@ def malformed_calls(history: History) -> Issue | None:
 def tool_failures(history: History) -> Issue | None:
     """A call that fails gives the model an error to read instead of a result."""
     kinds = ("failed", "late", "unknown")
-    shares = _shares_of_calls(history, *kinds)
-    if not shares or fmean(shares) <= _MOST_FAILED or is_falling(shares):
+    share = lasting_share(_shares_of_calls(history, *kinds), _MOST_FAILED)
+    if share is None:
         return None
     means = {kind: fmean(_shares_of_calls(history, kind)) for kind in kinds}
     most = max(means, key=lambda kind: means[kind])
-    parts = ", ".join(f"{share:.0%} {kind}" for kind, share in means.items() if share)
+    parts = ", ".join(f"{mean:.0%} {kind}" for kind, mean in means.items() if mean)
     seen = (
-        f"{fmean(shares):.0%} of the calls of the last 10 records failed (at most {_MOST_FAILED:.0%}), and no "
+        f"{share:.0%} of the calls of the last 10 records failed (at most {_MOST_FAILED:.0%}), and no "
         f"fewer towards the end: {parts}"
     )
     limit = history.recipe.episode.tool_timeout_s
@@ -114,7 +114,7 @@ def tool_failures(history: History) -> Issue | None:
         "late": f"`episode.tool_timeout_s: {2 * limit:g}`, or a faster tool",
         "unknown": "a prompt that names the tools there are",
     }[most]
-    severe: Level = "error" if fmean(shares) > _NEARLY_ALL else "warning"
+    severe: Level = "error" if share > _NEARLY_ALL else "warning"
     return Issue(seen, fix, level=_level(history, severe))
 
 
@@ -129,10 +129,8 @@ def tool_failures(history: History) -> Issue | None:
 def budget_ends_episodes(history: History) -> Issue | None:
     """An episode that a limit ends is scored before it is over."""
     records = list(zip(*map(history.last, _BUDGETS), strict=False))
-    shares = [sum(each) for each in records]
-    if not shares or fmean(shares) <= _MOST_ENDED or is_falling(shares):
-        return None
-    if history.is_near_best():
+    share = lasting_share([sum(each) for each in records], _MOST_ENDED)
+    if share is None or history.is_near_best():
         return None
     episode, longest = history.recipe.episode, history.recipe.generation.max_completion_length
     fixes = {
@@ -142,9 +140,9 @@ def budget_ends_episodes(history: History) -> Issue | None:
     }
     means = dict(zip(fixes, map(fmean, zip(*records, strict=True)), strict=True))
     most = max(means, key=lambda limit: means[limit])
-    parts = ", ".join(f"{share:.0%} by {limit}" for limit, share in means.items() if share)
+    parts = ", ".join(f"{mean:.0%} by {limit}" for limit, mean in means.items() if mean)
     seen = (
-        f"limits ended {fmean(shares):.0%} of the episodes of the last 10 records (at most {_MOST_ENDED:.0%}), "
+        f"limits ended {share:.0%} of the episodes of the last 10 records (at most {_MOST_ENDED:.0%}), "
         f"and no fewer towards the end: {parts}"
     )
     fix = f"{fixes[most]}, or a prompt that asks for {'fewer turns' if most == 'max_turns' else 'less text'}"
@@ -162,13 +160,11 @@ def budget_ends_episodes(history: History) -> Issue | None:
 )
 def repeated_calls(history: History) -> Issue | None:
     """The model asks the same again in one episode, and gets the same result."""
-    shares = _shares_of_calls(history, "repeated")
-    if not shares or fmean(shares) <= _MOST_REPEATED or is_falling(shares):
-        return None
-    if history.is_near_best():
+    share = lasting_share(_shares_of_calls(history, "repeated"), _MOST_REPEATED)
+    if share is None or history.is_near_best():
         return None
     seen = (
-        f"{fmean(shares):.0%} of the calls of the last 10 records repeat one of their episode and its result (at "
+        f"{share:.0%} of the calls of the last 10 records repeat one of their episode and its result (at "
         f"most {_MOST_REPEATED:.0%}), and no fewer towards the end"
     )
     turns = history.recipe.episode.max_turns

@@ -46,11 +46,10 @@ _ALIKE = 1 / 3
 answers in ten, sqrt(0.9 * 0.1) / 0.9."""
 FEWEST_PROMPTS = 5
 ALIKE, _APART = 0.9, 0.7
-"""Shares of the commonest answer: from where on answers are all the same, and up to where they were not."""
+"""Shares of the commonest answer: answers are all the same above the first, and differ below the second."""
 _SHOWN = 30
-"""Characters of an answer."""
 _FALLING = 0.05
-"""A share that falls by so much from one half of the window to the other mends itself."""
+"""A share that falls by this much from one half of the window to the other is getting better by itself."""
 _NEAR = 0.1
 """Share of all weights by which a reward may miss its highest value and still be near it."""
 
@@ -70,11 +69,11 @@ class Change:
         return self.now - self.before
 
     def rises(self, least: float = 0.0, errors: float = SURE) -> bool:
-        """Whether it has risen by more than `least` and by more than so many standard errors."""
+        """Whether it has risen by more than `least` and by more than these standard errors."""
         return self.difference > max(errors * self.error, least)
 
     def falls(self, least: float = 0.0, errors: float = SURE) -> bool:
-        """Whether it has fallen by more than `least` and by more than so many standard errors."""
+        """Whether it has fallen by more than `least` and by more than these standard errors."""
         return -self.difference > max(errors * self.error, least)
 
 
@@ -86,10 +85,11 @@ def change_between(earlier: Sequence[float], later: Sequence[float]) -> Change |
     return Change(fmean(earlier), fmean(later), error)
 
 
-def is_falling(shares: Sequence[float]) -> bool:
-    """Return whether a share falls within a window by so much that it mends itself."""
+def lasting_share(shares: Sequence[float], most: float) -> float | None:
+    """Return the mean of a share over a window if it is above `most` and does not fall meanwhile; else None."""
     half = len(shares) // 2
-    return bool(half) and fmean(shares[half:]) < fmean(shares[:half]) - _FALLING
+    falls = half and fmean(shares[half:]) < fmean(shares[:half]) - _FALLING
+    return fmean(shares) if shares and fmean(shares) > most and not falls else None
 
 
 @dataclass(frozen=True)
@@ -134,12 +134,9 @@ def find_answers(groups: "Sequence[Sequence[ScoredCompletion]]", recipe: Recipe)
 def describe_collapse(
     recipe: Recipe, after: Answers | None, *earlier: Answers | None
 ) -> str | None:
-    """Return in words that answers became the same for all prompts, and are not right; None if they did not.
+    """Return in words that a model's answers became the same for all prompts, and are not right; None if not.
 
-    Args:
-        recipe: That they were measured with.
-        after: Answers of the model.
-        earlier: Those of the stages before, as of the model it began as; unknown ones are ignored.
+    `earlier` are the answers of the stages before; unknown ones are ignored.
     """
     measured = [each for each in (*earlier, after) if each is not None]
     if after is None or len(measured) < 2 or after.share < ALIKE:
@@ -171,7 +168,6 @@ class Peak(NamedTuple):
     """The best a metric has been, as a mean of consecutive records."""
 
     step: int
-    """Of the last of these records."""
     values: list[float]
 
 
@@ -181,16 +177,13 @@ class History:
 
     recipe: Recipe
     metrics: Metrics = field(default_factory=Metrics)
-    """Its records; they may grow."""
     answers_before: Answers | None = None
-    """The answers to held-out prompts before training; None if they are not known."""
     answers_after: Answers | None = None
     answers_warmed: Answers | None = None
     """Those after the warm-up; None if there was none."""
     source: str = "RECIPE"
     """The recipe as commands take it: the path of `resolved.json`, if that is known."""
     run: str = "RUN"
-    """The path of its folder, if that is known."""
     checkpoints: tuple[int, ...] | None = None
     """Steps of the checkpoints that exist; None if that is not known."""
     lost_at: int | None = None
@@ -238,7 +231,7 @@ class History:
         )
 
     def peak(self, metric: str) -> Peak | None:
-        """Return the best a metric has been over `PEAK_WIDTH` records; None before there are so many."""
+        """Return the best a metric has been over `PEAK_WIDTH` records; None before there are enough."""
         known = [(step, value) for step, value in self.points(metric) if value is not None]
         sums = [0.0, *accumulate(value for _, value in known)]
         ends = range(PEAK_WIDTH, len(sums))
@@ -248,10 +241,7 @@ class History:
         return Peak(known[end - 1][0], [value for _, value in known[end - PEAK_WIDTH : end]])
 
     def rewards(self) -> Iterator[tuple[int, str, RewardConfig]]:
-        """Yield each reward's place in the recipe, its name in the metrics, and its entry.
-
-        Nothing if their numbers differ: the metrics are then another recipe's.
-        """
+        """Yield each reward's index in the recipe, name in the metrics, and entry; none if the numbers differ."""
         names = read_rewards(dict.fromkeys(self.metrics.series, 0.0))
         if not names and self.answers_after:
             names = read_rewards({f"{name}/mean": 0.0 for name in self.answers_after.values})
@@ -260,22 +250,15 @@ class History:
                 yield place, name, entry
 
     def has_risen(self, errors: float = SURE) -> bool:
-        """Whether the reward is higher than it began, by more than so many standard errors.
-
-        A reward that rises within its first records has no noise to speak of there: it has also risen if each
-        of the last records is above those it began with.
-        """
+        """Whether the reward has risen by more than these standard errors, or all of it is above its beginning."""
         change, first = self.change("reward"), self.first("reward", _FIRST)
         now = self.last("reward")
         above = len(first) == _FIRST and len(now) == NOW and min(now) > max(first)
         return change is not None and (above or change.rises(errors=errors))
 
     def is_near_best(self) -> bool:
-        """Whether the reward is about as high as it can get.
-
-        If its highest value is not known, that is assumed of a reward that rose until all completions scored
-        about the same.
-        """
+        """Whether the reward is about as high as it can get: near its highest value, or, if that is not known, it
+        rose until all completions scored about the same."""
         now, spread, change = self.mean("reward"), self.mean("reward_std"), self.change("reward")
         if now is None:
             return False

@@ -168,11 +168,11 @@ def constant_reward(history: History) -> Issue | None:
 )
 def absent_reward(history: History) -> Issue | None:
     """A reward that applies to no completion has no part in what is learned."""
-    means = {(place, name): f"rewards/{name}/mean" for place, name, _ in history.rewards()}
     absent = [
-        reward
-        for reward, metric in means.items()
-        if history.count(metric) >= _ABSENT and not history.last(metric, _ABSENT)
+        (place, name)
+        for place, name, _ in history.rewards()
+        if history.count(metric := f"rewards/{name}/mean") >= _ABSENT
+        and not history.last(metric, _ABSENT)
     ]
     if not absent:
         return None

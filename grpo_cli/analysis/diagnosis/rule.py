@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from grpo_cli.analysis.diagnosis.history import History
 from grpo_cli.issues import Issue
@@ -15,8 +15,6 @@ AXOLOTL = (
     "(github.com/axolotl-ai-cloud/axolotl, docs/training_stability.qmd, Key Metrics for RL)"
 )
 PROBE = "where `grpo probe` warns"
-TOO_FEW = " records"
-"""How the reason of a rule that needs more records ends."""
 _SLOWER = 5
 """By how much a learning rate that is not unusual is divided."""
 _SYMPTOM_KEYS = "rule level step seen why fix metric window threshold source".split()
@@ -33,10 +31,8 @@ class Symptom(Issue):
     """The optimizer step of the last record that shows it."""
     metric: str = ""
     window: int = 0
-    """Number of records that were checked."""
     threshold: str = ""
     source: str = ""
-    """Where the threshold comes from."""
 
     def __str__(self) -> str:
         return f"{self.rule} (step {self.step}): {self.seen}. {self.why} Fix: {self.fix}"
@@ -47,6 +43,14 @@ class Symptom(Issue):
 
 
 Check = Callable[[History], Issue | None]
+
+
+class Skip(NamedTuple):
+    """Why a rule cannot be checked."""
+
+    reason: str
+    needs_records: bool = False
+    """Whether more records will change that."""
 
 
 def always(recipe: Recipe) -> str | None:
@@ -73,11 +77,9 @@ class Rule:
     """
 
     title: str
-    """What is wrong, in a few words."""
     metrics: tuple[str, ...]
     """Required metrics, named as in `metrics.jsonl`; NAME stands for any reward."""
     threshold: str = field(kw_only=True)
-    """In words, such as `a mean above 0.8`."""
     source: str = field(kw_only=True)
     """Where the threshold comes from; `ours: ` and the reason if it is our own."""
     window: int = field(default=10, kw_only=True)
@@ -85,9 +87,7 @@ class Rule:
     min_records: int = field(default=10, kw_only=True)
     """Records of these metrics that the check needs."""
     skip_reason: Callable[[Recipe], str | None] = field(default=sampled_only, kw_only=True)
-    """Return why the rule never applies to a recipe; None if it does."""
     check: Check = field(default=lambda history: None, kw_only=True)
-    """Return what is wrong, or None."""
 
     def __call__(self, check: Check) -> Self:
         """Return the rule with its check."""
@@ -108,24 +108,26 @@ class Rule:
         """The metrics in words."""
         return ", ".join(self.metrics)
 
-    def unsupported_reason(self, history: History) -> str | None:
+    def skip(self, history: History) -> Skip | None:
         """Return why the rule cannot be checked, yet or ever; None if it can."""
         if (reason := self.skip_reason(history.recipe)) is not None:
-            return reason
+            return Skip(reason)
         if not self.window:
             both = history.answers_before and history.answers_after
-            return None if both else "no held-out answers from before and after training"
+            return None if both else Skip("no held-out answers from before and after training")
         if history.lost_at is not None and self.name == "nan_loss":
             return None
         counts = {metric: history.count(metric) for metric in self.metrics}
         if missing := [metric for metric, count in counts.items() if not count]:
-            return f"{', '.join(missing)} not logged"
+            return Skip(f"{', '.join(missing)} not logged")
         few = min(counts.values())
-        return f"{few} of {self.min_records}{TOO_FEW}" if few < self.min_records else None
+        if few >= self.min_records:
+            return None
+        return Skip(f"{few} of {self.min_records} records", needs_records=True)
 
     def apply(self, history: History) -> Symptom | None:
         """Check a history; None if nothing is wrong or the rule cannot be checked."""
-        issue = None if self.unsupported_reason(history) else self.check(history)
+        issue = None if self.skip(history) else self.check(history)
         if issue is None:
             return None
         own = {name: getattr(self, name) for name in "why metric window threshold source".split()}

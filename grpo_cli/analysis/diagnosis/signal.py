@@ -6,7 +6,7 @@ from grpo_cli.analysis.diagnosis.history import (
     LIKELY,
     NOW,
     History,
-    is_falling,
+    lasting_share,
     near_best,
     rewards_of,
 )
@@ -162,20 +162,18 @@ def _one_answer(recipe: Recipe) -> str | None:
 )
 def truncation(history: History) -> Issue | None:
     """Text after the cutoff is never scored, and the answer is usually at the end."""
-    shares, recipe = history.last(_CLIPPED), history.recipe
-    if not shares or fmean(shares) <= _MANY_CLIPPED:
-        return None
-    if is_falling(shares):
+    share, recipe = lasting_share(history.last(_CLIPPED), _MANY_CLIPPED), history.recipe
+    if share is None:
         return None
     limit = recipe.generation.max_completion_length
     masked = recipe.setting("mask_truncated_completions")
     left_out = "; they take no part in the loss (mask_truncated_completions)" if masked else ""
     # A reward that judges no answers may well score a completion without its end.
     judged = bool(JUDGES & {entry.kind for entry in recipe.rewards})
-    severe = judged and fmean(shares) > _MOST_CLIPPED
+    severe = judged and share > _MOST_CLIPPED
     error = f"; above {_MOST_CLIPPED:.0%} an error" if severe else ""
     seen = (
-        f"{fmean(shares):.0%} of the completions of the last 10 records were cut off at {limit} tokens "
+        f"{share:.0%} of the completions of the last 10 records were cut off at {limit} tokens "
         f"(at most {_MANY_CLIPPED:.0%}{error}), and no fewer towards the end{left_out}"
     )
     fix = f"`generation.max_completion_length: {2 * limit}`, or a prompt that asks for shorter answers"
@@ -202,10 +200,9 @@ def length_explosion(history: History) -> Issue | None:
         f"completions grew from {change.before:.0f} to {change.now:.0f} of {limit} tokens "
         f"(at most {_GROWTH:g} times, or {_NEAR_LIMIT:.0%} of the limit)"
     )
-    fix = "remove what rewards length"
-    if "soft_overlong" not in {entry.kind for entry in history.recipe.rewards}:
-        fix = f"`rewards: [..., {{kind: soft_overlong}}]`, or {fix}"
-    return Issue(seen, fix, level="warning")
+    has_penalty = any(entry.kind == "soft_overlong" for entry in history.recipe.rewards)
+    add = "" if has_penalty else "`rewards: [..., {kind: soft_overlong}]`, or "
+    return Issue(seen, f"{add}remove what rewards length", level="warning")
 
 
 @Rule(
@@ -218,9 +215,9 @@ def length_explosion(history: History) -> Issue | None:
 def length_collapse(history: History) -> Issue | None:
     """The model stops early and gains nothing by it: it gives up answering."""
     length, reward = history.change(_LENGTH, _BEGUN), history.change("reward", 10)
-    if length is None or reward is None or length.now > _SHRINKAGE * length.before:
+    if length is None or reward is None or reward.difference > 0:
         return None
-    if reward.difference > 0:
+    if length.now > _SHRINKAGE * length.before:
         return None
     seen = (
         f"completions shrank from {length.before:.0f} to {length.now:.0f} tokens (at least "
@@ -282,8 +279,7 @@ def sampling_starves(history: History) -> Issue | None:
     elif generation.vllm.mode == "colocate":
         fix = "`generation.vllm.mode: server` on devices of its own"
     else:
-        more = training.num_iterations + 1
-        fix = f"`training.num_iterations: {more}`, which trains on each sample once more"
+        fix = f"`training.num_iterations: {training.num_iterations + 1}`, which trains on each sample once more"
     return Issue(seen, fix, level="note")
 
 
@@ -315,12 +311,10 @@ def _place(recipe: Recipe, source: str) -> str:
 def source_starves(history: History) -> Issue | None:
     """A source whose groups all score the same takes its share of the prompts and teaches nothing."""
     recipe = history.recipe
-    shares = {
-        source: share
-        for source in recipe.dataset.shares
-        if len(history.last(_SOURCE_SILENT.replace("NAME", source), NOW)) == NOW
-        and (share := history.mean(_SOURCE_SILENT.replace("NAME", source))) is not None
+    silent = {
+        name: history.last(_SOURCE_SILENT.replace("NAME", name)) for name in recipe.dataset.shares
     }
+    shares = {name: fmean(last) for name, last in silent.items() if len(last) == NOW}
     starved = [source for source in shares if shares[source] > _STARVED]
     if not starved or min(shares.values()) >= _FED:
         return None

@@ -91,9 +91,7 @@ def entropy_explosion(history: History) -> Issue | None:
     if entropy is None:
         return None
     most = max(_MOST_ENTROPY, _GROWTH * entropy.before)
-    if entropy.now < most:
-        return None
-    if history.has_risen(LIKELY):
+    if entropy.now < most or history.has_risen(LIKELY):
         return None
     seen = (
         f"entropy rose from {entropy.before:.2g} to {entropy.now:.2g} (at most {most:.2g}), "
@@ -249,11 +247,8 @@ def too_low_learning_rate(history: History) -> Issue | None:
         f"{rewards}"
     )
     rate = history.recipe.training.learning_rate
-    return Issue(
-        seen,
-        f"`training.learning_rate: {rates.usual:g}` (it is {rate:g})",
-        level="warning" if peak else "error",
-    )
+    fix = f"`training.learning_rate: {rates.usual:g}` (it is {rate:g})"
+    return Issue(seen, fix, level="warning" if peak else "error")
 
 
 def _has_moved(history: History) -> bool:

@@ -96,7 +96,7 @@ def test_few_prompts_give_a_reason_in_the_place_of_an_interval(tmp_path):
     write_samples(other, {"a": [0.0], "b": [1.0]})
     (found,) = compare(base, other).held_out
     assert found.differences["accuracy/math"].low is None
-    assert "2 prompts are too few for an interval" in found.verdict
+    assert "2 prompts are too few, 8 are needed" in found.verdict
 
 
 def test_a_prompt_asked_twice_is_paired_twice(tmp_path):

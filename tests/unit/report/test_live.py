@@ -3,7 +3,8 @@ import json
 
 from rich.console import Console
 
-from grpo_cli.report.live import Follower, LiveView, PlainView
+from grpo_cli.report.follower import Follower
+from grpo_cli.report.live import LiveView, PlainView
 from grpo_cli.report.panel import draw_sparkline
 from grpo_cli.report.summary import RunReport
 from grpo_cli.runs.folder import RunFolder

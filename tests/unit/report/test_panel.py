@@ -9,8 +9,9 @@ from rich.console import Console
 
 from grpo_cli.analysis.diagnosis.rule import Symptom
 from grpo_cli.recipe.recipe import Recipe
-from grpo_cli.report import live
-from grpo_cli.report.live import Follower, LiveView, PlainView, choose_view
+from grpo_cli.report import follower
+from grpo_cli.report.follower import Follower
+from grpo_cli.report.live import LiveView, PlainView, choose_view
 from grpo_cli.report.panel import PanelView, draw_sparkline
 from grpo_cli.report.wording import clean_lines, clean_text, format_event
 from grpo_cli.runs.metrics import append_record
@@ -33,7 +34,7 @@ def make_sick(monkeypatch):
 
     def make(run, step):
         run.write_recipe(Recipe.model_validate(PLAIN))
-        monkeypatch.setattr(live, "diagnose", lambda history: [replace(SYMPTOM, step=step)])
+        monkeypatch.setattr(follower, "diagnose", lambda history: [replace(SYMPTOM, step=step)])
 
     return make
 
@@ -214,7 +215,7 @@ def test_a_measurement_shows_how_far_it_is_and_how_long_it_takes(tmp_path):
     status = StatusFile(run.status)
     follower = Follower(run)
     for done in (10, 20):
-        status.update(phase="measuring before training", detail=f"{done}/100 prompts")
+        status.update(phase="measuring before training", done=done, planned=100, detail="prompts")
         follower.read()
     assert "20/100 prompts" in draw(follower)
     assert "━" in draw(follower)

@@ -122,7 +122,7 @@ def test_too_few_prompts_give_numbers_and_the_reason_for_no_interval(tmp_path):
     run = make_finished_run(tmp_path)
     measure(run, [0.0, 1.0], [1.0, 1.0])
     text = verdict_on(run).text
-    assert "from 0.500 to 1.000 (2 prompts are too few for an interval: at least 8)" in text
+    assert "from 0.500 to 1.000 (no interval: 2 prompts are too few, 8 are needed)" in text
     measure(run, [0.0] * 20, [1.0] * 20)
     assert "went from 0.000 to 1.000 (no interval: the change is the same" in verdict_on(run).text
 

@@ -40,9 +40,9 @@ def test_another_folder_is_no_run(tmp_path):
 def test_a_new_phase_starts_afresh_and_keys_of_later_versions_are_ignored(tmp_path):
     file = StatusFile(tmp_path / "status.json")
     assert file.read().state == "pending"
-    file.update(state="running", phase="training", detail="3/4")
+    file.update(state="running", phase="training", done=3, planned=4, detail="prompts")
     status = file.update(phase="saving")
-    assert (status.state, status.detail) == ("running", "")
+    assert (status.state, status.done, status.phase_progress) == ("running", None, "")
     values = json.loads(file.path.read_text()) | {"from_the_future": 1}
     file.path.write_text(json.dumps(values))
     assert isinstance(file.read(), Status)

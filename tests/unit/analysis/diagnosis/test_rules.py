@@ -785,7 +785,7 @@ def test_rules_that_a_recipe_gives_nothing_to_look_at_say_why(changes, rules):
     assert rules <= barred
     for rule in RULES:
         if rule.name in rules:
-            assert rule.unsupported_reason(history) == rule.skip_reason(history.recipe)
+            assert rule.skip(history).reason == rule.skip_reason(history.recipe)
 
 
 def test_scored_data_is_judged_by_what_it_trains_alone():
