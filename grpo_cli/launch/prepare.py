@@ -29,7 +29,6 @@ from grpo_cli.models.vllm_engine import adapter_rank
 from grpo_cli.recipe.comparison import hash_code
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.reporter import Reporter
-from grpo_cli.rewards.kinds.python import PythonParams
 from grpo_cli.runs.files import write_json
 from grpo_cli.runs.folder import (
     RunFolder,
@@ -251,10 +250,3 @@ class _Resuming:
         if not constant and any(each.path in LENGTHS for each in resumption.changed):
             text = "the learning rate follows the schedule of the new length"
             self.reporter.say(text, "note")
-        for config in self.recipe.rewards:
-            if config.kind == PythonParams.kind:
-                params = PythonParams.model_validate(config.params)
-                if names := params.lost_state():
-                    text = f"{params.source} changes {', '.join(names)}, which no checkpoint holds: it starts over"
-                    fix = f"give {params.function} state_dict() and load_state_dict()"
-                    self.reporter.say(f"{text}. Fix: {fix}", "warning")

@@ -307,18 +307,6 @@ def completion_text(completion: Any, reads: Reads = "last") -> str:
     return text_of(own[-1:] if reads == "last" else own)
 
 
-def find_unreachable(count: int, unit: str, context: RewardContext | None) -> Issue | None:
-    """Return the issue of a parameter that asks for more than a completion can have; None if it does not."""
-    longest = context.max_completion_length if context else count
-    # Nearly every word is a token or more, and few tokens are longer than 8 characters.
-    most = longest * 8 if unit == "characters" else longest
-    if count <= most:
-        return None
-    limit = f"`generation.max_completion_length` is {longest} tokens"
-    fix = f"write at most {most}, or raise generation.max_completion_length"
-    return Issue(f"{count} {unit} are more than a completion can have: {limit}", fix)
-
-
 def _content_of(content: Any) -> str:
     """Content may be missing (tool calls) or a list of blocks (images)."""
     if content is None or isinstance(content, str):

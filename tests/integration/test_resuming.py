@@ -261,11 +261,6 @@ def test_a_checkpoint_that_lacks_what_has_changed_is_refused(tmp_path, chat_mode
     done = workshop.grpo(*flags)
     assert done.returncode == 2
     assert "lacks reference_model.pt" in done.stderr
-    own.write_text(
-        STATEFUL.partition("class ")[0]
-        + "seen = []\ndef novelty(**_): seen.append(1)\nnoise = brief"
-    )
-    assert "own.py changes seen, which no checkpoint" in workshop.grpo(*flags, "--force").stderr
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Rewards for the format of a completion: a pattern, tags, thinking, visible steps, a script."""
 
 import re
-from dataclasses import replace
 from functools import cached_property
 from typing import Literal
 
@@ -17,7 +16,6 @@ from grpo_cli.rewards.contract import (
     RewardParams,
     Score,
     TimeLimit,
-    find_unreachable,
 )
 from grpo_cli.units import count_noun
 
@@ -172,10 +170,6 @@ class AnswerFormatParams(RewardParams):
     """Number of characters from which the answer counts in full."""
     prefilled: bool = False
     """The chat template already ends the prompt with `<think>`, so completions start inside it."""
-
-    def problems(self, context: RewardContext | None = None) -> list[Issue]:
-        fault = find_unreachable(self.min_think_characters, "characters", context)
-        return [replace(fault, path="min_think_characters")] if fault and self.strict else []
 
     def score(self, batch: Batch, row: int) -> Score:
         text = batch.texts[row]

@@ -28,7 +28,6 @@ from grpo_cli.rewards.contract import (
     Score,
     Scorer,
     TimeLimit,
-    find_unreachable,
     score_rows,
 )
 from grpo_cli.rewards.kinds.choice import ChoiceParams
@@ -108,8 +107,14 @@ class LengthParams(RewardParams):
     """Largest penalty; leave out for none."""
 
     def problems(self, context: RewardContext | None = None) -> list[Issue]:
-        if fault := find_unreachable(self.target, self.unit, context):
-            return [replace(fault, path="target")]
+        tokens = context.max_completion_length if context else self.target
+        # Nearly every word is a token or more, and few tokens are longer than 8 characters.
+        longest = tokens * 8 if self.unit == "characters" else tokens
+        if self.target > longest:
+            limit = f"`generation.max_completion_length` is {tokens} tokens"
+            seen = f"{self.target} {self.unit} are more than a completion can have: {limit}"
+            fix = f"write at most {longest}, or raise generation.max_completion_length"
+            return [Issue(seen, fix, "target")]
         if self.max_penalty is not None and self.max_penalty <= self.scale < self.target:
             message = f"every length but {self.target} scores {-self.max_penalty:g} (`scale: {self.scale:g}`)"
             fix = f"write `scale: {self.max_penalty / self.target:.2g}`"
@@ -287,10 +292,6 @@ class RepetitionParams(RewardParams):
     unit: Literal["words", "tokens", "characters"] = "words"
     """What to count; words are separated by white space and compared case-insensitively. Use
     `tokens` for languages written without spaces."""
-
-    def problems(self, context: RewardContext | None = None) -> list[Issue]:
-        fault = find_unreachable(self.ngram_size, self.unit, context)
-        return [replace(fault, path="ngram_size")] if fault else []
 
     def details(self) -> Meta:
         return Meta((self.max_penalty, 0.0), reads_tokens=self.unit == "tokens")

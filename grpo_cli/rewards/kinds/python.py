@@ -65,8 +65,6 @@ _OTHER_TOOLS = {
     "AReaL": ({"prompt", "completions", "prompt_ids"}, "one completion (`completions`)"),
 }
 """Other tools, the arguments that their reward functions need, and what these get in place of a batch."""
-_CHANGES = frozenset("add append clear discard extend insert pop popleft setdefault update".split())
-"""Methods that change a container."""
 _NOT_COPIED = frozenset({"trainer_state", "log_extra", "log_metric", "environments"})
 """What TRL passes besides lists."""
 
@@ -182,26 +180,6 @@ class PythonParams(RewardParams):
     @property
     def _definition(self) -> ast.AST | None:
         return None if isinstance(self._found, SourceError) else self._found
-
-    def lost_state(self) -> list[str]:
-        """Return the variables of the function's file that calls visibly change, and no checkpoint holds."""
-        try:
-            path = source_file(self.source)
-            module = ast.Module([], []) if path is None else parse_source(path)
-        except SourceError:
-            return []
-        changed: set[str] = set()
-        for function in (node for node in ast.walk(module) if isinstance(node, Function)):
-            nodes = list(ast.walk(function))
-            own = {node.arg for node in nodes if isinstance(node, ast.arg)}
-            own |= {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-            changed |= {name for node in nodes if (name := _changed_name(node)) not in own}
-            changed |= {
-                name for node in nodes if isinstance(node, ast.Global) for name in node.names
-            }
-        # A file with a `load_state_dict` is assumed to offer all of its state.
-        kept = "load_state_dict" in ast.dump(module)
-        return [] if kept else sorted(changed & bindings(module).keys())
 
     def build(self, context: RewardContext) -> Scorer:
         function = self._load()
@@ -374,13 +352,3 @@ def _find_definition(source: str, function: str) -> ast.AST | None:
             "name a function, such as one that calls an instance of it",
         )
     return definition
-
-
-def _changed_name(node: ast.AST) -> str:
-    """Return the variable whose container an expression changes; empty if it changes none."""
-    if isinstance(node, ast.Subscript | ast.Attribute) and isinstance(node.value, ast.Name):
-        is_change = (
-            isinstance(node.ctx, ast.Store | ast.Del) or getattr(node, "attr", "") in _CHANGES
-        )
-        return node.value.id if is_change else ""
-    return ""

@@ -268,22 +268,6 @@ def test_a_key_in_place_of_its_variables_name_is_never_shown(check, secret):
             "`json.dumps`",
         ),
         (
-            {"kind": "answer_format", "min_think_characters": 2000},
-            [{}],
-            "error",
-            "min_think_characters",
-            "2000 characters are more than a completion can have",
-            "write at most 64",
-        ),
-        (
-            {"kind": "repetition", "ngram_size": 50},
-            [{}],
-            "error",
-            "ngram_size",
-            "50 words are more than a completion can have",
-            "write at most 8",
-        ),
-        (
             {
                 "kind": "judge",
                 "model": "m",

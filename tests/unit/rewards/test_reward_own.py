@@ -104,22 +104,6 @@ def test_random_numbers_follow_from_the_seed_and_leave_the_processs_alone(write)
     assert state() == before
 
 
-@pytest.mark.parametrize(
-    ("body", "names"),
-    [
-        ("seen[text] = 1", ["seen"]),
-        ("calls.append(text)", ["calls"]),
-        ("global count; count += 1", ["count"]),
-        ("own = []; own.append(WORDS[text])", []),
-        ("seen = {}; seen[text] = 1", []),
-        ("seen[text] = 1\nf.load_state_dict = seen.update", []),
-    ],
-)
-def test_variables_that_a_resume_loses_are_found(write, body, names):
-    path = write(f"seen, calls, count = {{}}, [], 0\nWORDS = {{}}\ndef f(text): {body}")
-    assert PythonParams(path=f"{path}:f").lost_state() == names
-
-
 def test_half_a_state_or_one_among_several_processes_is_refused(write):
     source = "def f(completions): return [0, 0]\nf.state_dict = dict\n"
     with pytest.raises(RewardError, match=r"state_dict\(\) alone"):
