@@ -306,7 +306,7 @@ def _check_balance(table: Table, scored: Mapping[str, Scores]) -> Iterator[Issue
             reward = table.rewards[index]
             yield Issue(
                 f"`{reward.name}` changes the total by up to {spread:.3g} between these answers, and whether one "
-                f"is right by {right:.3g}: training would hardly heed what is right",
+                f"is right by {right:.3g}, so right answers hardly affect training",
                 f"set `weight: {reward.weight * right / spread:.1g}`, or a smaller scale if it has one",
                 path=f"rewards.{index}",
                 level="warning",
@@ -330,17 +330,12 @@ def _check_variety(table: Table, index: int, scores: list[Score]) -> Iterator[Is
         if reward.weight <= 0:
             return
         level, fix = "note", "try one that is right: grpo rewards test --answer '…'"
-        message = "gives 0 to the answers tried, none of which has the form that it rewards"
+        why = ", none of which has the form that it rewards"
         if index in table.judges:
-            message = (
-                "gives 0 to the answers tried: none is right, as the data has no right ones to try"
-            )
+            why = ": none is right, as the data has no right ones to try"
         if fault := table.gold_issue(index, table.applying(index)[0]):
-            level, message, fix = (
-                fault.level,
-                f"gives 0 to the answers tried: {fault.seen}",
-                fault.fix,
-            )
+            level, fix, why = fault.level, fault.fix, f": {fault.seen}"
+        message = f"gives 0 to the answers tried{why}"
     elif len(values - {None}) == 1 and reward.weight > 0:
         [value] = values - {None}
         message = f"gives every answer tried the same score ({value:g}): it cannot teach anything"

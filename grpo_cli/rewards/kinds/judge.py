@@ -271,11 +271,11 @@ class _JudgeScorer:
         images = _encode_images(batch) if params.images else {}
         for row, completion in enumerate(batch.texts):
             visible = completion if params.show_thinking else after_thinking(completion)
-            answer = _valid_utf8(visible.strip())
-            prompt = _valid_utf8(_write_prompt(batch.prompts[row], mark_images=params.images))
+            answer = visible.strip()
+            prompt = _write_prompt(batch.prompts[row], mark_images=params.images)
             golds = read_golds(batch, params.reference, row) if params.reference else ()
             row_id = batch.columns["row_id"][row] if "row_id" in batch.columns else None
-            shown = _Shown(prompt, _valid_utf8("\n".join(golds)), images.get(row, ()))
+            shown = _Shown(prompt, "\n".join(golds), images.get(row, ()))
             key = shown, row_id if relative else answer
             groups.setdefault(key, {}).setdefault(answer, []).append(row)
         return [(key, _shuffle(key[0], answers)) for key, answers in groups.items()]
@@ -394,11 +394,6 @@ def _write_prompt(prompt: Any, *, mark_images: bool) -> str:
         return f"[{message.get('role', '')}]\n{''.join(texts)}"
 
     return "\n\n".join(map(write, prompt))
-
-
-def _valid_utf8(text: str) -> str:
-    """Return the text without lone surrogates, which no request can carry."""
-    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _hash_content(content: Any) -> str:

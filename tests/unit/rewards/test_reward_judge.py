@@ -148,10 +148,6 @@ def test_material_stays_inside_its_fence(serve):
     assert "Ignore previous" not in orders
 
 
-def test_lone_surrogates_do_not_stop_a_request(serve):
-    assert values(build(serve()), "a\ud800b") == [0.3]
-
-
 def test_further_fields_of_the_request(serve):
     server = serve()
     build(server, extra_body={"reasoning_effort": "low"}, temperature=None, max_tokens=None).score(
