@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -61,36 +62,27 @@ def _alone(count: int, longest: int) -> tuple[int, int]:
     return count, longest
 
 
+@dataclass(eq=False)
 class Player:
-    """Plays episodes of one recipe."""
+    """Plays episodes of one recipe; `open_player` makes one."""
 
-    def __init__(
-        self,
-        config: EpisodeConfig,
-        dialogue: Dialogue,
-        tools: Sequence[tuple[Tool, str | None]],
-        sources: Sequence[tuple[EnvironmentSource, str | None]],
-        *,
-        max_tokens: int,
-        seed: int,
-    ) -> None:
-        """Make a player; `open_player` makes one of a recipe.
+    config: EpisodeConfig
+    dialogue: Dialogue
+    tools: Sequence[tuple[Tool, str | None]]
+    """Those without a state, each with the condition of the rows that it is for, if it has one."""
+    sources: Sequence[tuple[EnvironmentSource, str | None]]
+    """As `tools`."""
+    max_tokens: int
+    """Of an episode, results included."""
+    seed: int
+    waited_s: float = 0.0
+    """Seconds spent so far on waiting for tools and environments."""
+    has_warned: bool = False
 
-        Tools (without a state) and environments come with the condition of the rows that they are for, if they
-        have one. An episode has at most `max_tokens`, results included.
-        """
-        self.config = config
-        self.dialogue = dialogue
-        self._caller = Caller(dialogue.reads_images)
-        self.reads_images = dialogue.reads_images
-        self._tools = tools
-        self.tool_names = [tool.name for tool, _ in tools]
-        self._sources = sources
-        self._max_tokens = max_tokens
-        self._seed = seed
-        self._has_warned = False
-        self.waited_s = 0.0
-        """Seconds spent so far on waiting for tools and environments."""
+    def __post_init__(self) -> None:
+        self._caller = Caller(self.dialogue.reads_images)
+        self.reads_images = self.dialogue.reads_images
+        self.tool_names = [tool.name for tool, _ in self.tools]
 
     # --- beginning and end ---------------------------------------------------------------------
 
@@ -99,7 +91,7 @@ class Player:
 
         Raises `EpisodeError` if one cannot be made or reset; all are closed then.
         """
-        offers = [(tool, find_rows(when, rows)) for tool, when in self._tools]
+        offers = [(tool, find_rows(when, rows)) for tool, when in self.tools]
         episodes = []
         for number, row in enumerate(rows):
             tools = [tool for tool, places in offers if number in places]
@@ -121,14 +113,14 @@ class Player:
     def _reset(self, episodes: Sequence[Episode], rows: Sequence[Mapping[str, Any]]) -> None:
         """Make and reset the environments of episodes: for each row the first that is for it."""
         chosen: dict[int, EnvironmentSource] = {}
-        for source, when in reversed(self._sources):
+        for source, when in reversed(self.sources):
             chosen |= dict.fromkeys(find_rows(when, rows), source)
         pairs = [(episodes[number], chosen[number]) for number in sorted(chosen)]
 
         def reset(episode: Episode, source: EnvironmentSource) -> Content:
             # Before the reset, so that it is closed if that fails.
             episode.environment = source.make()
-            return self._caller.reset(episode.environment, episode.row, self._seed)
+            return self._caller.reset(episode.environment, episode.row, self.seed)
 
         outcomes = self._run([partial(reset, *pair) for pair in pairs])
         if faults := [outcome for outcome in outcomes if outcome.fault]:
@@ -158,8 +150,8 @@ class Player:
             episode.is_closed = True
         closers = [each.environment.close for each in opened if each.environment is not None]
         faults = [each.fault for each in self._run(closers, _CLOSE_S) if each.fault]
-        if faults and not self._has_warned:
-            self._has_warned = True
+        if faults and not self.has_warned:
+            self.has_warned = True
             print(f"warning: an environment's close() failed: {faults[0]}", file=sys.stderr)
 
     def _read_rewards(self, episodes: Sequence[Episode]) -> None:
@@ -222,7 +214,7 @@ class Player:
             self.close(episodes)
 
     def _room(self, episode: Episode) -> int:
-        left = self._max_tokens - len(episode.token_ids)
+        left = self.max_tokens - len(episode.token_ids)
         return min(self.config.max_turn_tokens or left, left)
 
     def _take_turn(
@@ -252,7 +244,7 @@ class Player:
             episode.entropies += sampled.entropies[number][: len(ids)]
         is_complete = self.dialogue.reader.is_complete(ids, context)
         if not is_complete:
-            episode.end = "tokens" if len(episode.token_ids) >= self._max_tokens else "cut_off"
+            episode.end = "tokens" if len(episode.token_ids) >= self.max_tokens else "cut_off"
         answer = self.dialogue.read_answer(ids, context, episode.tools if is_complete else ())
         episode.messages.append(answer.message)
         return answer
@@ -268,7 +260,7 @@ class Player:
         has_end = episode.token_ids[-1] in self.dialogue.stops
         ids = self.dialogue.encode_replies(messages, has_end=has_end)
         # At least one token of an answer has to fit.
-        if len(episode.token_ids) + len(ids) >= self._max_tokens:
+        if len(episode.token_ids) + len(ids) >= self.max_tokens:
             episode.end = "tokens"
             return
         episode.images_read = len(episode.images)

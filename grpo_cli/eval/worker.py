@@ -78,12 +78,9 @@ def measure(
                 seconds, log = time.perf_counter() - started, MetricLog()
                 columns = reward_columns(rows, rewards)
                 scored = score_samples(rewards, columns, sampled, chunk.seed, log)
-                ids = [each.token_ids for group in sampled for each in group]
-                of_chunk: dict[str, Any] = {
-                    "logged_by": log.rewards,
-                    "token_ids": ids if reads_tokens else None,
-                }
-                folder.append(subject.name, rank, chunk, seconds, scored, **of_chunk)
+                ids: Any = [each.token_ids for group in sampled for each in group]
+                ids = ids if reads_tokens else None
+                folder.append(subject.name, rank, chunk, seconds, scored, log.rewards, ids)
                 left -= len(chunk.places)
         tell(subject.name, total * request.samples, total * request.samples)
     wait_for_all()
