@@ -64,7 +64,7 @@ class Comparison:
 
     @property
     def inside(self) -> bool:
-        """Whether the run was completed, and every metric is there and lies in its band."""
+        """True if the run was completed, and every metric is there and lies in its band."""
         done = self.state == "completed"
         return done and all(verdict.outcome == "inside" for verdict in self.verdicts)
 

@@ -110,9 +110,7 @@ def per_prompt(
     for name, score in right.items():
         values[f"accuracy/{name}"] = _pass(name, score, 1)
         values |= {f"pass@{k}/{name}": _pass(name, score, k) for k in _powers(size)}
-        if size > 2 and any(
-            each.answers.get(name) is not None for group in groups for each in group
-        ):
+        if size > 2 and any(one.answers.get(name) is not None for group in groups for one in group):
             values[f"maj@{size}/{name}"] = _majority(name, score)
     values["completion_length"] = lambda group: fmean(each.tokens for each in group)
     values["clipped"] = lambda group: fmean(each.clipped for each in group)
@@ -319,7 +317,7 @@ def say_difference(metric: str, change: Metric, name: str, baseline: str) -> str
     if not (interval := change.say_interval("+")):
         gain = f"{gain} over {baseline}"
         if not change.value:
-            gain = f"no difference: {metric} is the same in the mean for {name} and {baseline}"
+            gain = f"no difference: {metric} is the same on average for {name} and {baseline}"
         return f"{gain} {on}; no interval, since {change.reason}"
     sense, beside = {1: ("better", "over"), -1: ("worse", "against")}.get(
         change.direction, ("no clear difference", "from")

@@ -67,9 +67,7 @@ def _print_check(checked: "CheckedRecipe", *, cpu: bool, there: bool) -> None:
     if seen is not None and seen.columns is not None:
         columns = seen.columns.union(*(each.columns for each in recipe.dataset.parts))
         table.add_row("columns", ", ".join(sorted(columns)))
-    rewards = ", ".join(
-        f"{reward.name or reward.kind} × {reward.weight:g}" for reward in recipe.rewards
-    )
+    rewards = ", ".join(f"{one.name or one.kind} × {one.weight:g}" for one in recipe.rewards)
     if rewards or recipe.teacher is None:
         table.add_row("rewards", rewards or _describe_groups(checked))
     if checked.batch is not None:
@@ -121,7 +119,7 @@ def _describe_groups(checked: "CheckedRecipe") -> str:
     groups = checked.preview.groups if checked.preview else None
     if groups is None:
         return "in the rows"
-    return f"in the rows: {groups.smallest} to {groups.largest} responses a prompt, {groups.median} in the median"
+    return f"in the rows: {groups.smallest} to {groups.largest} responses a prompt, median {groups.median}"
 
 
 def _describe_batch(plan: "BatchPlan") -> str:

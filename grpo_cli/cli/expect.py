@@ -51,9 +51,7 @@ def expect(
     if check or against:
         comparisons = _compare(runs, against, written_flags=(metric, step, window))
         show(comparisons, _print_comparisons, as_json=json)
-        raise typer.Exit(
-            ExitCode.OK if all(each.inside for each in comparisons) else ExitCode.FAILED
-        )
+        raise typer.Exit(ExitCode.OK if all(one.inside for one in comparisons) else ExitCode.FAILED)
     from grpo_cli.analysis.expectations import expect_from_runs
 
     show(expect_from_runs(runs, metric or (), step, window), _print_written, as_json=json)
@@ -130,7 +128,7 @@ def _say(verdict: "Verdict") -> Text:
 
 
 def _format(*values: float) -> list[str]:
-    """Format numbers with as many decimals as the ends of the band need to differ."""
+    """Format numbers with enough decimals for the ends of the band to differ."""
     low, high = values[-2:]
     decimals = 3 if high <= low else max(3, 2 - math.floor(math.log10(high - low)))
     if decimals > 6:

@@ -135,7 +135,7 @@ def progress(what: str) -> Iterator[Callable[[str], None]]:
 
 
 def print_words(console: Console, text: str | Text, style: str = "", indent: int = 0) -> None:
-    """Print text so many columns from the left, wrapped at words on a terminal and not at all in a file."""
+    """Print indented text, wrapped at words on a terminal and not at all in a file."""
     if console.is_terminal:
         shown = Padding(text, (0, 0, 0, indent)) if indent else text
         console.print(shown, style=style, soft_wrap=False, overflow="fold")
@@ -166,7 +166,7 @@ def write_line(line: str) -> bool:
         sys.stdout.write(f"{line}\n")
         sys.stdout.flush()
     except BrokenPipeError:
-        # `grpo … | head` is no error.
+        # `grpo … | head` is not an error.
         _silence(1)
         return False
     return True

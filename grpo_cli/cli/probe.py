@@ -236,9 +236,7 @@ def _rewards(probe: "Probe") -> Iterator[Text]:
     trial = probe.trial
     if trial is None or not trial.results:
         return
-    shown = (
-        f"{result.name} {result.total:.3g}" for result in trial.results if result.total is not None
-    )
+    shown = (f"{one.name} {one.total:.3g}" for one in trial.results if one.total is not None)
     yield Text(
         f"{', '.join(shown)}: mean total of answers to {count_noun(trial.rows, 'row')} (grpo rewards test)"
     )

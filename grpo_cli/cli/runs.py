@@ -132,7 +132,7 @@ def remove(
 ) -> None:
     """Delete run folders for good, or checkpoints that they no longer need.
 
-    Refuses a run that is in progress, and a folder that is no run. Nothing behind a link is removed.
+    Refuses a run that is in progress, and a folder that is not a run. Nothing behind a link is removed.
     """
     from grpo_cli.cli import runs_view
     from grpo_cli.runs.removal import plan_removal

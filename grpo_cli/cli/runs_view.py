@@ -343,7 +343,7 @@ def _say_paired(metric: "Metric", known_reason: str | None) -> str:
 
 
 def print_planned(planned: "Sequence[Removal]") -> None:
-    """Print what would be removed, to stderr: it is no result yet."""
+    """Print what would be removed, to stderr: it is not a result yet."""
     console = stderr()
     for each in planned:
         if not each.paths:

@@ -168,7 +168,7 @@ def _hide_login(address: str) -> str:
 
 
 def check_hub() -> Iterator[Issue]:
-    """Check whether the hub answers; being offline is no error."""
+    """Check whether the hub answers; being offline is not an error."""
     from huggingface_hub import constants, get_token
     from huggingface_hub.utils import get_session
 

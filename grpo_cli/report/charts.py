@@ -123,9 +123,7 @@ def _constant(name: str, runs: Sequence[RunReport]) -> float | None:
 
 def _note(name: str) -> str:
     logged = name.removeprefix("eval_")
-    return next(
-        (note for pattern, note in _read_patterns("notes") if re.fullmatch(pattern, logged)), ""
-    )
+    return next((text for name, text in _read_patterns("notes") if re.fullmatch(name, logged)), "")
 
 
 def _build(

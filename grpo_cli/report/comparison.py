@@ -169,7 +169,7 @@ def _find_trend(name: str, points: Sequence[Point]) -> Trend | None:
 
 
 def show_apart(texts: Sequence[str | None], longest: int) -> list[str]:
-    """Return texts in at most so many characters: their ends, in which long ones differ; None becomes a dash."""
+    """Return texts cut to their last `longest` characters, in which long ones differ; None becomes a dash."""
     shown = ["–" if text is None else text for text in texts]
     return [text if len(text) <= longest else f"…{text[1 - longest :]}" for text in shown]
 

@@ -17,7 +17,7 @@ from grpo_cli.runs.status import FINAL
 _RECENT = 20
 """Records that the pace is taken from, and for which a warning stays in sight."""
 _SETTLED = 3
-"""Records of an attempt from which on its first one is left out of the pace."""
+"""An attempt with this many records leaves its first one out of the pace."""
 
 
 class Follower:
@@ -49,7 +49,7 @@ class Follower:
 
     @property
     def temperature(self) -> float | None:
-        """What training samples at; None if the recipe cannot be read."""
+        """The temperature of training; None if the recipe cannot be read."""
         recipe = self.run.known_recipe
         return recipe.generation.temperature if recipe else None
 

@@ -27,10 +27,10 @@ class ProgressView:
         """Look at the folder and show what is new."""
 
     def stopping(self) -> None:
-        """Say that a stop has been requested."""
+        """Show that a stop has been requested."""
 
     def tell(self, text: str) -> None:
-        """Say what a person should know now."""
+        """Show a line of text."""
 
     def close(self) -> None:
         """End the view."""
@@ -75,7 +75,7 @@ class PlainView(ProgressView):
             self._say(f"· {clean_text(status.phase)}")
 
     def stopping(self) -> None:
-        """Say that a stop has been requested."""
+        """Show that a stop has been requested."""
         self._say("· stopping after this step; once more ends it now")
 
     def tell(self, text: str) -> None:
@@ -116,7 +116,7 @@ class LiveView(ProgressView):
         self._live.update(Group(self._panel, Text()), refresh=True)
 
     def stopping(self) -> None:
-        """Say in the panel that a stop has been requested."""
+        """Show in the panel that a stop has been requested."""
         self._panel.notice = "stopping after this step; Ctrl-C once more ends it now"
 
     def tell(self, text: str) -> None:

@@ -32,7 +32,7 @@ Item = TypeVar("Item")
 
 def pack_text(text: str) -> str:
     """Return a text as base64 of gzip; the same text always gives the same."""
-    # Half of a surrogate pair, which a model may well write, is no UTF-8.
+    # Half of a surrogate pair, which a model may well write, is not UTF-8.
     data = text.encode("utf-8", errors="replace")
     return base64.b64encode(gzip.compress(data, compresslevel=6, mtime=0)).decode("ascii")
 
@@ -214,7 +214,7 @@ def _held_out_entries(run: RunReport) -> list[_Entry]:
 
 
 def spread(items: Sequence[Item], count: int) -> list[Item]:
-    """Return so many items at equal distances, the first and the last among them."""
+    """Return `count` items at equal distances, the first and the last among them."""
     if count >= len(items):
         return list(items)
     if count < 2:

@@ -129,9 +129,7 @@ def _rank(runs: Sequence[RunReport], comparison: RunsComparison) -> dict[str, An
     return {
         "metric": metric,
         "rows": rows,
-        "facts": [
-            each for each in names if each not in shared and not each.startswith("held-out ")
-        ],
+        "facts": [one for one in names if one not in shared and not one.startswith("held-out ")],
         "shared": shared,
         "measured_otherwise": [
             each.run

@@ -33,7 +33,7 @@ _LEAST_BARS = 6
 """Of a sparkline that shares its line."""
 _LONGEST_BAR = 36
 _ROOMY = 32
-"""Lines of a terminal from which on every reward has a line of its own."""
+"""In a terminal with this many lines, every reward has a line of its own."""
 _SYMPTOMS = 2
 """Shown at a time."""
 _LONGEST_TEXT = 4_000
@@ -41,7 +41,7 @@ _LONGEST_TEXT = 4_000
 _LAST_LINES = 2
 """Of an answer that does not fit: they hold what is scored most often."""
 _PROMPT_SHARE = 3
-"""A prompt may have one line in so many."""
+"""Of this number of lines, a prompt may have one."""
 _BARS = "▁▂▃▄▅▆▇█"
 Cell = tuple[str, str, str]
 """Label, metric and format."""
@@ -67,7 +67,7 @@ _ROWS: tuple[tuple[Cell, ...], ...] = (
 
 
 class PanelView:
-    """The panel; draws itself anew each time, as large as the terminal allows."""
+    """The panel, drawn again each time as large as the terminal allows."""
 
     def __init__(self, follower: Follower) -> None:
         self._follower = follower

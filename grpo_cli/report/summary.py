@@ -57,7 +57,7 @@ class Trend:
 
     @property
     def is_noise(self) -> bool | None:
-        """Whether the difference may be no change; None if there are too few records to know."""
+        """True if the difference may be no change; None if there are too few records to know."""
         return None if self.margin is None else abs(self.difference) <= self.margin
 
     def describe(self) -> str:
@@ -107,9 +107,7 @@ class HeldOutSetSeries:
         """The metrics that a summary lists: the one that decides or tells most, and pass@k of the largest k."""
         metric = self.decides if self.decides in self._names else self.primary
         reward = re.escape(metric.partition("/")[2])
-        passes = [
-            name for name in self._names if reward and re.fullmatch(rf"pass@\d+/{reward}", name)
-        ]
+        passes = [one for one in self._names if reward and re.fullmatch(rf"pass@\d+/{reward}", one)]
         return [each for each in (metric, *passes[-1:]) if each]
 
     @property
@@ -161,7 +159,7 @@ class RunReport(Run):
 
     @cached_property
     def diagnosis(self) -> Diagnosis:
-        """What `grpo diagnose` finds; no rule is checked if the recipe cannot be read."""
+        """The findings of `grpo diagnose`; no rule is checked if the recipe cannot be read."""
         if self.known_recipe:
             return examine(read_history(self))
         unread = Skip("the recipe cannot be read")
@@ -254,12 +252,12 @@ class RunReport(Run):
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more is to come."""
+        """True if nothing more is to come."""
         return self.life.state not in ("pending", "running")
 
     @property
     def can_resume(self) -> bool:
-        """Whether an attempt left something to resume from: a checkpoint, or a warm-up."""
+        """True if an attempt left something to resume from: a checkpoint, or a warm-up."""
         return bool(self.checkpoints) or self.folder.warmup.is_dir()
 
     def trend(self, metric: str) -> Trend | None:

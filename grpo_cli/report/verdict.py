@@ -138,7 +138,7 @@ def _tell_noise(trend: Trend) -> str:
         return f"{difference}, of too few records to know their noise"
     noise = format_value(trend.margin)
     if trend.is_noise:
-        return f"{difference}, which is no more than its noise (±{noise})"
+        return f"{difference}, which is within its noise (±{noise})"
     return f"{difference} with a noise of ±{noise}" if trend.margin else difference
 
 

@@ -24,7 +24,7 @@ LEVEL_MARKS: dict[str, tuple[str, str]] = {
 }
 """Level of an issue → its mark and its style, wherever it is shown."""
 _OBEYED = {"Cc", "Cf", "Cs"}
-"""Unicode's categories of characters that are no text."""
+"""Unicode's categories of characters that are not text."""
 _KEPT = "\n\t\u200c\u200d"
 """Of these, what text needs: line ends, tabs, and what joins or parts letters in Persian, Hindi and emoji."""
 

@@ -111,7 +111,7 @@ class RunFolder:
 
     @property
     def shares_checkpoints(self) -> bool:
-        """Whether this is another machine's part, whose checkpoints only machine 0 may change."""
+        """True if this is another machine's part, whose checkpoints only machine 0 may change."""
         # Users link `checkpoints` to a larger disk too; only this exact link counts.
         link = self.checkpoints
         return link.is_symlink() and link.readlink() == _MACHINE_0_CHECKPOINTS

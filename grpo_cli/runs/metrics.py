@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, Literal, overload
 from grpo_cli.runs.files import SCHEMA_VERSION, finite, parse_json
 
 STEP = "step"
-"""The name under which an episode's record counts an answer to a text environment, which is no call of a tool."""
+"""How an episode's record counts an answer to a text environment, which is not a call of a tool."""
 
 PHASES = ("sampling", "tools", "sync", "scoring", "learning")
 """What a training step spends its time on, in that order; `time/PHASE` in `metrics.jsonl`, in seconds."""
@@ -40,7 +40,7 @@ _FINGERPRINT_BYTES = 256
 _BLOCK_BYTES, _BLOCK_RECORDS = 2**18, 250
 """Read, and added to the series, at once."""
 _SKIMMED_BYTES = 2**24
-"""A file of so many bytes is large."""
+"""A larger file is skimmed."""
 _END_BYTES, _BETWEEN = 2**21, 1000
 """Bytes at its start and at its end that are read, and lines in between."""
 _MOST_STEPS, _NEWEST_STEPS = 8192, 1024
@@ -172,7 +172,7 @@ class RecordTail:
 
 
 class Series(Sequence[Point]):
-    """The steps and values of a metric, 16 bytes for each; a value that is no finite number is None."""
+    """The steps and values of a metric, 16 bytes for each; a value that is not finite is None."""
 
     def __init__(self) -> None:
         self.steps = array("q")
@@ -256,7 +256,7 @@ class Metrics:
         self.extend([record])
 
     def extend(self, records: Iterable[dict[str, Any]]) -> None:
-        """Add records; those that are no training, evaluation, warm-up or measurement are passed over."""
+        """Add records of training, evaluation, warm-up and measurement; others are passed over."""
         records = iter(records)
         while block := list(islice(records, _BLOCK_RECORDS)):
             for record in block:
@@ -355,7 +355,7 @@ def read_reward_ends(path: Path) -> tuple[list[float], list[float], bool]:
 
 
 def _has_reward(line: bytes) -> bool:
-    """Whether a line is a training record with a reward, as `append_record` writes it."""
+    """Return whether a line is a training record with a reward, as `append_record` writes it."""
     return b'"event": "train"' in line and b'"reward": ' in line and b'"reward": null' not in line
 
 

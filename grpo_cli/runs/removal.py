@@ -86,7 +86,7 @@ def _check_removable(run: RunFolder) -> None:
             f"{path} is a link, or lies behind one. Fix: name the folder itself, {path.resolve()}"
         )
     if not run.resolved.is_file():
-        raise UsageError(f"{path} is no run folder. Fix: name a folder under runs/<name>/")
+        raise UsageError(f"{path} is not a run folder. Fix: name a folder under runs/<name>/")
     if run.shares_checkpoints:
         raise UsageError(
             f"{path} is one machine's part of {run.main.path}. Fix: remove that run as a whole"

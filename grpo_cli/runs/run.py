@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cached_property
-from itertools import chain, islice
+from itertools import chain, compress, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -70,7 +70,7 @@ class Run:
 
     @cached_property
     def manifest(self) -> dict[str, Any]:
-        """What the newest attempt was made of: command, versions, git, hardware, data, seed."""
+        """The provenance of the newest attempt: command, versions, git, hardware, data, seed."""
         first, *later = self.attempt_manifests
         return {**first, **{key: each for key, each in (later or [{}])[-1].items() if each}}
 
@@ -81,7 +81,7 @@ class Run:
 
     @cached_property
     def plan(self) -> dict[str, Any]:
-        """What was launched in the newest attempt."""
+        """The launch plan of the newest attempt."""
         return self.folder.read_plan()
 
     @cached_property
@@ -115,7 +115,7 @@ class Run:
 
     @property
     def steps(self) -> list[Step]:
-        """Each logged training step, by TRL's names of the metrics; read anew each time."""
+        """Each logged training step, by TRL's names of the metrics; read again each time."""
         records = RecordTail(self.folder.metrics, read_metrics).read_new()
         return [read_numbers(each) for each in records if each["event"] == "train"]
 
@@ -183,9 +183,7 @@ class Run:
             for group in RecordTail(path, read_group).read_new():
                 for name, failed in group["failed"].items() if group["split"] == "train" else ():
                     reasons = group["reasons"].get(name, ())
-                    new = next(
-                        (why for bad, why in zip(failed, reasons, strict=False) if bad and why), ""
-                    )
+                    new = next(filter(None, compress(reasons, failed)), "")
                     count, first = failures.get(name, (0, ""))
                     failures[name] = count + sum(failed), first or new
         return failures

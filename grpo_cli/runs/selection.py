@@ -57,9 +57,7 @@ def read_status(run: RunFolder) -> Status | None:
 
 def _newest(root: Path, runs: list[RunFolder]) -> RunFolder:
     """Return the run that was started last, or made last if none was started."""
-    statuses = {
-        run: status for run in runs if run.status.is_file() and (status := read_status(run))
-    }
+    statuses = {run: own for run in runs if run.status.is_file() and (own := read_status(run))}
     started = {run: status for run, status in statuses.items() if was_started(run, status)}
     if (newest := _started_last(started or statuses)) is not None:
         return newest

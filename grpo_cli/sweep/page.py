@@ -32,7 +32,7 @@ def rank_cells(result: Mapping[str, Any]) -> list[dict[str, Any]]:
         result["cells"], key=lambda cell: -(cell["mean"] or {"value": float("-inf")})["value"]
     )
     best = [cell["mean"]["value"] for cell in cells if cell["cell"] == result["best"]]
-    # Better than a cell is no good news of one whose answers became the same, or are worse than they began.
+    # A best cell is not shown as good if its answers became the same, or are worse than before.
     faults = [cell for cell in cells if cell.get("fault") and cell["cell"] == result["best"]]
     tied = sum(bool(cell["mean"]) and cell["mean"]["value"] in best for cell in cells) > 1
     return [
@@ -80,9 +80,7 @@ def say_measured(result: Mapping[str, Any]) -> str:
 def say_progress(result: Mapping[str, Any]) -> str:
     """Return how many runs are under way; empty if none is."""
     states = [run["state"] for cell in result["cells"] for run in cell["runs"]]
-    under_way = [
-        f"{states.count(each)} {each}" for each in ("running", "waiting") if each in states
-    ]
+    under_way = [f"{states.count(one)} {one}" for one in ("running", "waiting") if one in states]
     done = f"{states.count('completed')} of {len(states)} runs completed"
     return ", ".join([done, *under_way]) if under_way else ""
 

@@ -105,7 +105,7 @@ class Sweep:
 
     @property
     def logs(self) -> Path:
-        """What each run's command printed."""
+        """The output of each run's command."""
         return self.folder / "logs"
 
     def run_folder(self, run: CellRun) -> RunFolder:
@@ -114,10 +114,8 @@ class Sweep:
 
     def add_cell(self, settings: Settings) -> Cell:
         """Add a cell that no run was started of."""
-        number = len(self.cells) + 1
-        runs = [
-            CellRun(seed, f"{self.folder.name}-{number}-seed-{seed}") for seed in self.request.seeds
-        ]
+        number, seeds = len(self.cells) + 1, self.request.seeds
+        runs = [CellRun(seed, f"{self.folder.name}-{number}-seed-{seed}") for seed in seeds]
         self.cells.append(Cell(number, settings, runs))
         return self.cells[-1]
 

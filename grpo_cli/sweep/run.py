@@ -60,10 +60,8 @@ class SweepResult:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether runs are waiting or running, as those of a job array."""
-        return any(
-            run.state in ("waiting", "running") for cell in self.sweep.cells for run in cell.runs
-        )
+        """True if runs are waiting or running, as those of a job array."""
+        return any(run.state in ("waiting", "running") for _, run in self.sweep.in_order())
 
     def as_json(self) -> dict[str, Any]:
         """Return the result as plain values, for `--json`."""

@@ -14,9 +14,22 @@ PHRASES = re.compile(
 )
 OPENINGS = re.compile(r"(?:What|Have|Say|Whether)\b")
 """Of a function's docstring, which says what the function does."""
-MOST = 219
+MOST = 153
 """Of all rooms; may only fall."""
-SWEPT = {"batch", "fast", "launch", "training", "upstream"}
+SWEPT = {
+    "analysis",
+    "batch",
+    "cli",
+    "doctor",
+    "fast",
+    "launch",
+    "report",
+    "runs",
+    "serve",
+    "sweep",
+    "training",
+    "upstream",
+}
 
 
 def find_phrases(path: Path) -> list[str]:

@@ -69,11 +69,11 @@ class Change:
         return self.now - self.before
 
     def rises(self, least: float = 0.0, errors: float = SURE) -> bool:
-        """Whether it has risen by more than `least` and by more than these standard errors."""
+        """Return whether it has risen by more than `least` and by more than these standard errors."""
         return self.difference > max(errors * self.error, least)
 
     def falls(self, least: float = 0.0, errors: float = SURE) -> bool:
-        """Whether it has fallen by more than `least` and by more than these standard errors."""
+        """Return whether it has fallen by more than `least` and by more than these standard errors."""
         return -self.difference > max(errors * self.error, least)
 
 
@@ -226,9 +226,7 @@ class History:
         """Return how many records a metric has; of `rewards/NAME/mean`, the reward that has most."""
         pattern = metric.replace("NAME", "*")
         series = self.metrics.series.items()
-        return max(
-            (len(points) for name, points in series if fnmatchcase(name, pattern)), default=0
-        )
+        return max((len(each) for name, each in series if fnmatchcase(name, pattern)), default=0)
 
     def peak(self, metric: str) -> Peak | None:
         """Return the best a metric has been over `PEAK_WIDTH` records; None before there are enough."""
@@ -250,15 +248,14 @@ class History:
                 yield place, name, entry
 
     def has_risen(self, errors: float = SURE) -> bool:
-        """Whether the reward has risen by more than these standard errors, or all of it is above its beginning."""
+        """Return whether the reward has risen by more than its noise, or all of it is above its beginning."""
         change, first = self.change("reward"), self.first("reward", _FIRST)
         now = self.last("reward")
         above = len(first) == _FIRST and len(now) == NOW and min(now) > max(first)
         return change is not None and (above or change.rises(errors=errors))
 
     def is_near_best(self) -> bool:
-        """Whether the reward is about as high as it can get: near its highest value, or, if that is not known, it
-        rose until all completions scored about the same."""
+        """Return whether the reward is near its highest value, or, if that is unknown, rose until scores agree."""
         now, spread, change = self.mean("reward"), self.mean("reward_std"), self.change("reward")
         if now is None:
             return False
@@ -305,7 +302,7 @@ def rewards_of(recipe: Recipe, source: str) -> Recipe:
 
 
 def near_best(recipe: Recipe) -> float:
-    """Return the total from which on a completion is about as good as can be; infinite if not known."""
+    """Return the total above which a completion is about as good as can be; infinite if not known."""
     if shares := recipe.dataset.shares:
         return sum(share * near_best(rewards_of(recipe, name)) for name, share in shares.items())
     weighted = [entry for entry in recipe.rewards if entry.weight]
@@ -316,7 +313,7 @@ def near_best(recipe: Recipe) -> float:
 
 
 def read_history(run: Run) -> History:
-    """Return the history of a run, finished or not; raises `UsageError` if this is no run folder."""
+    """Return the history of a run, finished or not; raises `UsageError` if this is not a run folder."""
     failed = run.status.state == "failed" and any(run.folder.path.glob("bad_batch_*.pt"))
     error_shares = [name for name in run.series if name.endswith(ERROR_SHARE)]
     return History(

@@ -176,7 +176,7 @@ def held_out_collapse(history: History) -> Issue | None:
     "two measurements",
 )
 def held_out_loss(history: History) -> Issue | None:
-    """What training was for, or what the model could do before, is lost on prompts it has not seen."""
+    """On prompts it has not seen, the model loses what training was for, or what it could do before."""
     before, after = history.answers_before, history.answers_after
     if before is None or after is None:
         return None

@@ -141,9 +141,7 @@ def constant_reward(history: History) -> Issue | None:
             continue
         top, value = score_bounds(entry)[1], means[-1]
         at_top = value >= top - _FLAT
-        varied = any(
-            spread and spread > _FLAT for _, spread in history.points(f"rewards/{name}/std")
-        )
+        varied = any(std and std > _FLAT for _, std in history.points(f"rewards/{name}/std"))
         if at_top and (top == 0 or varied):
             # A penalty that nothing deserves, or a form that was learned, is as it should be.
             continue

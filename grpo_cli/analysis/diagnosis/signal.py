@@ -46,7 +46,7 @@ _MOST_SAMPLING = 0.9
 
 
 def _is_solved(history: History) -> bool:
-    """Whether groups agree because their answers are right, or as good as they get."""
+    """Return whether groups agree because their answers are right, or as good as they get."""
     entropy = history.mean("entropy")
     # A policy that gives one answer only agrees with itself, whatever that is worth.
     collapsed = entropy is not None and entropy < COLLAPSED
@@ -108,7 +108,7 @@ def no_signal(history: History) -> Issue | None:
     source=f"{AXOLOTL}; ours: a reward that rose, or is within a tenth of its maximum, has succeeded",
 )
 def all_solved(history: History) -> Issue | None:
-    """What these prompts can teach has been learned, so more steps change little."""
+    """These prompts have taught all they can, so more steps change little."""
     share, change, risen = history.mean(_SILENT), history.change("reward"), history.has_risen()
     if share is None or share <= MOST_SILENT or change is None or not _is_solved(history):
         return None
@@ -342,7 +342,7 @@ def source_starves(history: History) -> Issue | None:
     skip_reason=_mixed,
 )
 def source_forgets(history: History) -> Issue | None:
-    """What the other sources teach costs what the model could do on this one."""
+    """Learning from the other sources costs what the model could do on this one."""
     whole = history.change("reward", NOW)
     if whole is None or whole.falls():
         return None

@@ -252,7 +252,7 @@ def too_low_learning_rate(history: History) -> Issue | None:
 
 
 def _has_moved(history: History) -> bool:
-    """Whether reward or entropy have changed, or equal rewards keep them from it."""
+    """Return whether reward or entropy have changed, or equal rewards keep them from it."""
     silent = history.mean("frac_reward_zero_std")
     reward, entropy = history.change("reward", 10), history.change("entropy", 10)
     if silent is not None and silent > MOST_SILENT:

@@ -45,7 +45,7 @@ from tests.run_folders import make_finished_run
         ),
         (
             Metric(0.0, None, None, 7, "7 prompts are too few"),
-            "no difference: m is the same in the mean for final and base on the same 7 prompts; "
+            "no difference: m is the same on average for final and base on the same 7 prompts; "
             "no interval, since 7 prompts are too few",
         ),
         (

@@ -148,7 +148,7 @@ def test_a_change_of_the_training_reward_is_told_with_its_noise(tmp_path):
     run = make_finished_run(tmp_path, rewards=[*noisy, *(each + 0.5 for each in noisy)])
     (run.evaluations / "after.json").unlink()
     text = verdict_on(run).text
-    assert "from −12.250 to −11.250, +1.000, which is no more than its noise (±3.536)" in text
+    assert "from −12.250 to −11.250, +1.000, which is within its noise (±3.536)" in text
     run = make_finished_run(tmp_path, 1, [*noisy, *(each + 9 for each in noisy)], None)
     assert "+9.500 with a noise of ±3.536" in verdict_on(run).text
     run = make_finished_run(tmp_path, 2, [0.1, 0.2, 0.3], None)

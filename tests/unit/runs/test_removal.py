@@ -95,7 +95,7 @@ def _work_in_it(run):
     [
         (_run_it, "is running"),
         (_link_it, "is a link"),
-        (_empty_it, "is no run folder"),
+        (_empty_it, "is not a run folder"),
         (_share_it, "is one machine's part of"),
         (_work_in_it, "is running"),
     ],
