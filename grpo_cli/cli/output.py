@@ -100,8 +100,9 @@ def _print_sometimes() -> Callable[[str], None]:
 
     def tell(what: str) -> None:
         nonlocal last, at
-        if what != last and time.monotonic() - at >= _QUIET_S:
-            last, at = what, time.monotonic()
+        now = time.monotonic()
+        if what != last and now - at >= _QUIET_S:
+            last, at = what, now
             stderr().print(f"· {what}")
 
     return tell
