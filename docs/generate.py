@@ -7,6 +7,7 @@ text comes from the code, the schema and the installed TRL.
 import dataclasses
 import enum
 import json
+import re
 import sys
 import types
 import typing
@@ -19,6 +20,7 @@ from pydantic_core import PydanticUndefined
 
 from grpo_cli.analysis.diagnosis.diagnosis import RULES
 from grpo_cli.analysis.diagnosis.rule import Rule
+from grpo_cli.checks.compatibility import Conflict, read_conflicts
 from grpo_cli.checks.schema import build_schema
 from grpo_cli.recipe import grpo_fields, upstream_fields
 from grpo_cli.recipe.base import Section, field_docs
@@ -109,6 +111,15 @@ TRL's or peft's meaning and default.
 The [reward reference](rewards.md) describes the kinds of rewards and their parameters. Editors can validate and
 complete recipes with the JSON schema that `grpo schema` prints.
 """
+COMPATIBILITY_INTRO = """
+## What does not work together
+
+`grpo check` refuses these pairs. It also reports settings that only act beside others, and what does not fit the
+machine or the data.
+
+| setting | with | reason | fix |
+| --- | --- | --- | --- |
+"""
 REWARDS_INTRO = """# Reward reference
 
 Every kind of reward: its formula, range, source and parameters. Generated from the code by `make docs`; do
@@ -176,7 +187,22 @@ def render_reference() -> str:
             )
         if title in ("model.lora", "generation", "generation.vllm", "training", "logging"):
             parts.append(f"\nAlso: {_upstream(title, model)}.\n")
-    return "".join(parts)
+    rows = [
+        f"| {_named(each.setting)} | {_named(each.other)} | {_said(each)} | {_cell(each.fix)} |"
+        for each in read_conflicts()
+    ]
+    return "".join([*parts, COMPATIBILITY_INTRO, "\n".join(rows), "\n"])
+
+
+def _named(setting: str) -> str:
+    path, _, more = setting.partition(" of ")
+    is_path = " " not in path.partition(": ")[0] and path not in ("images", "no rewards")
+    return (f"`{path}`" if is_path else path) + (f" of {more}" if more else "")
+
+
+def _said(conflict: Conflict) -> str:
+    said = re.sub(r"\{(\w+)\}", "…", conflict.why)
+    return "–" if said == "-" else _cell(said)
 
 
 def render_rewards() -> str:

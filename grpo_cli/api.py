@@ -9,7 +9,7 @@ from grpo_cli.errors import RunError
 from grpo_cli.reporter import Reporter
 
 if TYPE_CHECKING:
-    from grpo_cli.checks.recipe_checks import CheckedRecipe
+    from grpo_cli.checks.recipe import CheckedRecipe
     from grpo_cli.eval.request import BackendChoice, Split
     from grpo_cli.exporting.request import Format, GgufType, Precision
     from grpo_cli.probing.procedure import Probe
@@ -32,7 +32,7 @@ def load_recipe(path: Path | str, overrides: Overrides | None = None) -> "Recipe
 
 def check(path: Path | str, overrides: Overrides | None = None) -> "CheckedRecipe":
     """Run every check of a recipe that needs no model; raises `RecipeError` if the YAML itself cannot be read."""
-    from grpo_cli.checks.recipe_checks import check_recipe
+    from grpo_cli.checks.recipe import check_recipe
 
     return check_recipe(Path(path), _as_flags(overrides))
 
@@ -59,9 +59,15 @@ def probe(
     """
     from grpo_cli.probing.procedure import probe_recipe
 
-    recipe = check(path, overrides).recipe
-    source, folder = Path(path), Path(runs)
-    return probe_recipe(recipe, source=source, prompts_sampled=prompts, quick=quick, runs=folder)
+    checked = check(path, overrides)
+    return probe_recipe(
+        checked.recipe,
+        source=Path(path),
+        prompts_sampled=prompts,
+        quick=quick,
+        runs=Path(runs),
+        known=checked.problems,
+    )
 
 
 def train(

@@ -17,7 +17,7 @@ dataset:
 rewards:
   - {kind: math, answer: answer}
 generation:
-  num_generations: 2
+  num_generations: 4
   max_completion_length: 8
 training:
   per_device_train_batch_size: 4

@@ -1,48 +1,29 @@
-"""Evaluation, early stopping, scored data, expected bands and trackers."""
+"""Checks of the `evaluation` section, and of evaluation during training."""
 
-import math
-import os
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
-from pathlib import Path
+from collections.abc import Iterator
 
-from grpo_cli.analysis.metrics import GAP, RANKING, metric_names
-from grpo_cli.data.preview import Preview
-from grpo_cli.data.scored import GroupReport
+from grpo_cli.checks.compatibility import DURING, find_conflicts
+from grpo_cli.checks.context import CheckContext
 from grpo_cli.data.sources import has_eval
-from grpo_cli.errors import RewardError, nearest
+from grpo_cli.errors import nearest
 from grpo_cli.issues import Issue
 from grpo_cli.recipe.evaluation import HeldOutSetConfig
-from grpo_cli.recipe.expect import ExpectedMetric
 from grpo_cli.recipe.launch import SHARED_WEIGHTS
 from grpo_cli.recipe.recipe import Recipe
-from grpo_cli.rewards.building import name_rewards, right_scores
-from grpo_cli.rewards.contract import RewardParams
-from grpo_cli.rewards.scoring import clip_score
-from grpo_cli.runs.trackers import (
-    ALL,
-    MODULES,
-    expand,
-    install_command,
-    is_installed,
-    lacks_wandb_login,
-)
-from grpo_cli.upstream.trl import EVAL_METRICS, FRAC_ZERO_STD, REWARD, REWARD_STD
 
-_EVALUATED = frozenset(
-    "loss runtime samples_per_second steps_per_second completions/repeated_share".split()
-) | frozenset(EVAL_METRICS)
-"""What evaluation may log besides the rewards."""
-_HELD_OUT = ("completion_length", "clipped")
-"""Metrics of the evaluation after training, besides those of rewards."""
 _LOGGED = frozenset("rewards sources completions episode tools clip_ratio sampling".split())
 """What the metrics of TRL's evaluation, and ours in it, begin with before a `/`."""
-_EMPTY = 0.5
-"""Share of empty places in groups beyond which most of a step is padding."""
+
+_EVAL_ROWS = "give the dataset an eval split (`eval`, `eval_split`, `eval_rows` or `eval_fraction`)"
+
+MOST_HELD_OUT = 0.5
+"""Share of the prompts held out beyond which `eval_fraction` is taken for the share to train on."""
 
 
-def check_evaluation(recipe: Recipe) -> Iterator[Issue]:
+def check_evaluation(context: CheckContext) -> Iterator[Issue]:
     """Find evaluations that cannot happen, or that nothing can be learned from."""
+    recipe = context.recipe
+    yield from _check_measuring(recipe)
     training, samples = recipe.training, recipe.evaluation.samples_per_prompt
     strategy = recipe.launch.strategy
     if strategy in SHARED_WEIGHTS and recipe.evaluation.limit != 0 and has_eval(recipe.dataset):
@@ -61,113 +42,16 @@ def check_evaluation(recipe: Recipe) -> Iterator[Issue]:
         )
 
 
-def check_best(recipe: Recipe) -> Iterator[Issue]:
-    """Find best models that cannot be known, and early stopping without evaluation."""
-    training, evaluates = recipe.training, recipe.training.eval_strategy
-    best, saves = recipe.loads_best, recipe.setting("save_strategy")
-    yield from _check_same_metric(recipe)
-    if saves == "best" and evaluates == "no" and not recipe.is_best_of_held_out_set:
-        seen = "nothing is evaluated that tells which model is the best"
-        fix = "set `save_strategy: steps`, or `eval_strategy: steps` too"
-        yield Issue(seen, fix, "training.save_strategy")
-        return
-    # `check_metrics` finds those that no set has.
-    if recipe.is_best_of_held_out_set or (recipe.evaluation.during and evaluates == "no"):
-        if best and saves == "no":
-            yield Issue(
-                "the best model is saved, and `save_strategy` is `no`",
-                "set `save_strategy: steps`",
-                "training.load_best_model_at_end",
-            )
-        return
-    if best and (saves != evaluates or evaluates == "no"):
-        seen = f"the best model is known only where both evaluation (`{evaluates}`) and saving (`{saves}`) happen"
-        same = next((each for each in (saves, evaluates) if each != "no"), "steps")
-        fix = f"set both to the same, such as `eval_strategy: {same}` and `save_strategy: {same}`"
-        yield Issue(seen, fix, "training.load_best_model_at_end")
-    elif best and evaluates == "steps":
-        saved = recipe.setting("save_steps")
-        every = recipe.setting("eval_steps") or recipe.logging.logging_steps
-        if saved >= 1 and every >= 1 and saved % every:
-            seen = f"{saved:g} is no multiple of `eval_steps` ({every:g}), which `load_best_model_at_end` needs"
-            fix = f"set it to {every * (saved // every + 1):g}, or `eval_steps` to a divisor of it"
-            yield Issue(seen, fix, "training.save_steps")
-    if training.early_stopping and evaluates == "no":
-        seen = "early stopping reads an evaluation metric, and `eval_strategy` is `no`"
-        fix = "set `training.eval_strategy: steps` and `training.eval_steps`"
-        yield Issue(seen, fix, "training.early_stopping")
-
-
-def check_min_delta(recipe: Recipe, params: Mapping[int, RewardParams]) -> Iterator[Issue]:
-    """Find early stopping that asks for more improvement than there can be.
-
-    Args:
-        recipe: The recipe.
-        params: Of those of its rewards that are right, by index.
-    """
-    stopping = recipe.training.early_stopping
-    if stopping is None or not recipe.is_sampled or len(params) != len(recipe.rewards):
-        return
-    named = stopping.metric or recipe.setting("metric_for_best_model") or REWARD
-    span = 1.0 if "/accuracy/" in f"/{named}" else math.inf
-    if str(named).rpartition("/")[2].removeprefix("eval_") == REWARD:
-        span = sum(
-            abs(each.weight) * (clip_score(high, each.clip) - clip_score(low, each.clip))
-            for each, (low, high) in zip(
-                recipe.rewards,
-                (params[index].details().range for index in range(len(params))),
-                strict=True,
-            )
-            if each.weight
-        )
-    if stopping.min_delta >= span > 0:
-        seen = f"no evaluation can improve by {stopping.min_delta:g}: `{named}` changes by {span:g} at most"
-        fix = f"write {span / 100:g}, say, or remove it"
-        yield Issue(seen, fix, "training.early_stopping.min_delta", level="warning")
-
-
-def _check_same_metric(recipe: Recipe) -> Iterator[Issue]:
-    """Find early stopping by another metric than the best model: transformers has one for both."""
-    stopping, best = (
-        recipe.training.early_stopping,
-        recipe.setting("metric_for_best_model"),
-    )
-    metric = stopping.metric if stopping else None
-    if metric and best and metric.removeprefix("eval_") != str(best).removeprefix("eval_"):
-        seen = f"`{metric}` is not `metric_for_best_model` (`{best}`), which early stopping watches"
-        fix = "name one of them only: it decides on the best model and on stopping"
-        yield Issue(seen, fix, "training.early_stopping.metric")
-
-
 def _all_greedy(samples: int, path: str) -> Issue:
     seen = f"{samples} greedy completions of a prompt are all the same"
     fix = f"set `{path}.temperature: 0.6` or the like, or `samples_per_prompt: 1`"
     return Issue(seen, fix, f"{path}.samples_per_prompt", level="warning")
 
 
-def check_during(recipe: Recipe, total_steps: int | None) -> Iterator[Issue]:
-    """Find held-out sets that cannot be evaluated during training, or never are.
-
-    Args:
-        recipe: The recipe.
-        total_steps: Optimizer steps of the whole training; None if they are not known.
-    """
-    during, path, strategy = recipe.evaluation.during, "evaluation.during", recipe.launch.strategy
-    if not during:
-        return
-    obstacle = "`training.mode: async`" if recipe.training.mode == "async" else ""
-    if strategy in SHARED_WEIGHTS:
-        obstacle = f"`launch.strategy: {strategy}`, which shards the weights"
-    if not recipe.is_sampled:
-        obstacle = (
-            "`dataset.kind: scored`, with which `training.eval_strategy` ranks held-out responses"
-        )
-    scheduler = recipe.setting("lr_scheduler_type")
-    if scheduler in ("reduce_lr_on_plateau", "greedy"):
-        obstacle = f"`training.lr_scheduler_type: {scheduler}`, which reads the same metric at every evaluation"
-    if obstacle:
-        fix = "remove it, and measure checkpoints with `grpo eval RUN --checkpoint all`"
-        yield Issue(f"does not work with {obstacle}", fix, path)
+def check_during(context: CheckContext) -> Iterator[Issue]:
+    """Find held-out sets that cannot be evaluated during training, or never are."""
+    recipe, during, path = context.recipe, context.recipe.evaluation.during, DURING
+    if any(find_conflicts(recipe, DURING)):
         return
     labels = [each.label for each in during]
     for place, config in enumerate(during):
@@ -179,7 +63,7 @@ def check_during(recipe: Recipe, total_steps: int | None) -> Iterator[Issue]:
             seen = f"`eval_{config.label}/…` are metrics of TRL's own evaluation"
             yield Issue(seen, "give it another `name`", own)
         yield from _check_held_out_rows(recipe, config, own)
-        yield from _check_every(recipe, config, own, total_steps)
+        yield from _check_every(recipe, config, own, context.steps)
 
 
 def _check_held_out_rows(recipe: Recipe, config: HeldOutSetConfig, path: str) -> Iterator[Issue]:
@@ -215,214 +99,22 @@ def _check_every(
         yield Issue(seen, fix, f"{path}.every", level="error" if decides else "warning")
 
 
-def check_metrics(recipe: Recipe) -> Iterator[Issue]:
-    """Find metrics that training waits for and no evaluation logs."""
-    training, during = recipe.training, recipe.evaluation.during
-    evaluates, stopping = training.eval_strategy != "no", training.early_stopping
-    named: dict[str, str | None] = {}
-    if stopping and stopping.metric is not None:
-        named["training.early_stopping.metric"] = stopping.metric
-    metric = recipe.setting("metric_for_best_model")
-    if metric is not None or (not named and (stopping or recipe.loads_best)):
-        named["training.metric_for_best_model"] = metric
-    for path in [path for path, metric in named.items() if metric == ""]:
-        yield Issue("is empty", "name a metric, or remove it", path)
-        del named[path]
-    if not recipe.is_sampled:
-        for path, metric in named.items():
-            if metric is not None and metric.removeprefix("eval_") not in (RANKING, GAP):
-                best = f"eval_{RANKING} (the share of pairs ranked right)"
-                seen = f"`{metric}` is not measured on scored data; {best} and eval_{GAP} are"
-                yield Issue(seen, f"set it to eval_{RANKING}", path)
-        return
-    if not (evaluates or recipe.loads_best or during) or training.mode == "async":
-        return
-    by_trl = evaluates or not during
-    with suppress(RewardError):
-        known = {name.removeprefix("eval_") for name in _held_out_metrics(recipe)}
-        known |= set(_evaluated_metrics(recipe) if by_trl else ())
-        best = "eval_reward" if recipe.learns_from_rewards else "eval_kl"
-        if not by_trl:
-            best = f"{during[0].prefix}reward"
-        own = by_trl and any(reward.kind == "python" for reward in recipe.rewards)
-        for path, metric in named.items():
-            name = (metric or best).removeprefix("eval_")
-            close = f"eval_{nearest(name, known)}" if nearest(name, known) else best
-            # A set's name in front is easily left out.
-            ending = next((each for each in sorted(known) if each.endswith(f"/{name}")), None)
-            close = f"eval_{ending}" if ending else close
-            if name not in known:
-                unless = ", unless a function of yours does" if own else ""
-                seen = f"no evaluation logs `eval_{name}`{unless}"
-                fix = f"set it to {close}"
-                yield Issue(seen, fix, path, level="warning" if own else "error")
-
-
-def _evaluated_metrics(recipe: Recipe) -> Iterator[str]:
-    of_rewards = (REWARD, REWARD_STD, FRAC_ZERO_STD)
-    generation = recipe.generation
-    has_groups = (generation.num_generations_eval or generation.num_generations) > 1
-    missing = {*(() if recipe.rewards else of_rewards), *(() if has_groups else (FRAC_ZERO_STD,))}
-    yield from _EVALUATED - missing
-    for name in name_rewards(recipe.rewards):
-        yield from (f"rewards/{name}/{what}" for what in ("mean", "std"))
-    for source in recipe.dataset.shares:
-        yield from (f"sources/{source}/{what}" for what in {REWARD, FRAC_ZERO_STD} - missing)
-
-
-def _held_out_metrics(recipe: Recipe) -> Iterator[str]:
-    right, names = right_scores(recipe.rewards), name_rewards(recipe.rewards)
-    for config in recipe.evaluation.during:
-        size = recipe.evaluation.settings_of(config).samples_per_prompt
-        sources = () if config.source else tuple(recipe.dataset.shares)
-        for metric in metric_names(
-            names, right, size, episodes=recipe.has_episodes, sources=sources
-        ):
-            yield f"{config.prefix}{metric}"
-
-
-def check_scored(recipe: Recipe, preview: Preview | None) -> Iterator[Issue]:
-    """Find settings that mean nothing without sampling, and groups that do not fit."""
-    if recipe.is_sampled:
-        return
-    generation = recipe.generation
-    if generation.backend != "transformers":
-        seen = f"`{generation.backend}` would sample, and with scored data nothing is sampled"
-        yield Issue(seen, "remove it", "generation.backend")
-    if generation.dynamic_sampling is not None:
-        seen = "would sample other prompts, and with scored data nothing is sampled"
-        yield Issue(seen, "remove it", "generation.dynamic_sampling")
-    if not recipe.setting("beta"):
+def _check_measuring(recipe: Recipe) -> Iterator[Issue]:
+    """Find a training that writes no metrics, or holds out what it should train on, or nothing."""
+    limit = recipe.evaluation.limit
+    # A resolved recipe holds the defaults too.
+    is_default = limit == type(recipe.evaluation).model_fields["limit"].default
+    if limit and not is_default and not has_eval(recipe.dataset):
+        seen = "has no effect: the dataset has no evaluation rows"
+        fix = f"{_EVAL_ROWS}, or remove it"
+        yield Issue(seen, fix, "evaluation.limit", level="warning")
+    if recipe.setting("logging_strategy") == "no":
+        seen = "`no` writes no metrics: `stop_when`, `expect`, reports and `grpo diagnose` have none to look at"
+        yield Issue(seen, "remove it", "logging.logging_strategy", level="warning")
+    held_out = recipe.dataset.eval_fraction or 0
+    if held_out > MOST_HELD_OUT:
         seen = (
-            "is 0: nothing holds the model near where it started, and it did not write these responses itself, "
-            "so their likelihoods can fall without bound"
+            f"holds out {held_out:.0%} of the prompts, and trains on the other {1 - held_out:.0%}"
         )
-        yield Issue(seen, "set `training.beta: 0.04`", "training.beta", level="warning")
-    strategy = recipe.launch.strategy
-    if strategy in SHARED_WEIGHTS and recipe.training.eval_strategy != "no":
-        seen = f"needs all weights on each process, which {strategy} does not have"
-        fix = "set `eval_strategy: no`, or `launch.strategy: ddp`"
-        yield Issue(seen, fix, "training.eval_strategy")
-    if preview is not None and preview.groups is not None:
-        yield from _check_groups(generation.num_generations, preview.groups)
-
-
-def _check_groups(size: int, groups: GroupReport) -> Iterator[Issue]:
-    path, prompts, largest = "generation.num_generations", groups.prompts, groups.largest
-    if groups.equal == prompts:
-        seen = f"the responses of each of the {prompts} prompts have one and the same reward: nothing to learn"
-        fix = "name another column, or score the responses again"
-        yield Issue(seen, fix, "dataset.reward")
-    if groups.single:
-        left_out = f"{groups.single} prompts have a single response and are left out"
-        seen = f"{left_out}: there is nothing to compare it with; {prompts} are left"
-        yield Issue(seen, "score more responses of them", "dataset", level="note")
-    if groups.empty:
-        seen = f"{groups.empty} of {groups.responses} responses are empty"
-        fix = "fill them, or leave such rows out, unless an empty answer is to be learned from"
-        yield Issue(seen, fix, "dataset.response", level="warning")
-    filled = groups.responses / (prompts * size)
-    if largest > size:
-        seen = f"prompts have up to {largest} responses, of which each visit takes {size} by chance"
-        at_once = groups.responses / (prompts * largest)
-        fix = f"set `num_generations: {largest}` to compare all of them at once"
-        if at_once < _EMPTY:
-            fix = f"keep it: with {largest}, {1 - at_once:.0%} of the places would stay empty"
-        yield Issue(seen, fix, path, level="note")
-    elif filled < _EMPTY:
-        average = f"{groups.responses / prompts:.1f} responses on average"
-        seen = f"prompts have {average}, so {1 - filled:.0%} of the places in a step stay empty"
-        fix = f"set `num_generations: {largest if largest < size else max(groups.median, 2)}`"
-        yield Issue(seen, fix, path, level="warning")
-
-
-def check_stop_when(recipe: Recipe) -> Iterator[Issue]:
-    """Find rules that can never stop this run."""
-    if not recipe.training.stop_when:
-        return
-    from grpo_cli.analysis.diagnosis.diagnosis import RULES
-
-    reasons = {rule.name: rule.skip_reason(recipe) for rule in RULES}
-    if recipe.training.eval_strategy == "no":
-        # The measurement after training comes too late to stop it.
-        reasons["held_out_gap"] = "`eval_strategy` is `no`, so held-out prompts are not looked at"
-    for place, name in enumerate(recipe.training.stop_when):
-        if reasons[name] is not None:
-            seen = f"`{name}` can never stop this run: {reasons[name]}"
-            fix = f"remove `{name}`, or change that"
-            yield Issue(seen, fix, f"training.stop_when.{place}", level="warning")
-
-
-def check_expect(recipe: Recipe, total_steps: int | None) -> Iterator[Issue]:
-    """Find bands at steps that the training never reaches, or of rewards that the recipe does not have.
-
-    Args:
-        recipe: With its `expect` block, if it has one.
-        total_steps: Optimizer steps of the whole training; None if they are not known.
-    """
-    unused = "so nothing will be compared"
-    for index, each in enumerate(recipe.expect.metrics if recipe.expect else ()):
-        path, (kind, _, name) = f"expect.metrics.{index}", each.metric.partition("/")
-        if kind in ("accuracy", "rewards") and recipe.is_sampled:
-            with suppress(RewardError):
-                names = name_rewards(recipe.rewards)
-                if name.removesuffix("/mean").removesuffix("/std") not in names:
-                    seen = f"no reward of this recipe is named `{name}`, {unused}"
-                    fix = f"write `{kind}/{nearest(name, names) or names[0]}`, or remove the band"
-                    yield Issue(seen, fix, f"{path}.metric", level="warning")
-        if _is_logged(each.metric):
-            yield from _check_records(recipe, each, path, total_steps)
-        if total_steps is not None and each.step > total_steps:
-            seen = f"{each.step} is after the last step of this training ({total_steps}), {unused}"
-            fix = "train as many steps, or measure anew with grpo expect RUN"
-            yield Issue(seen, fix, f"{path}.step", level="warning")
-
-
-def _is_logged(metric: str) -> bool:
-    kind, _, name = metric.partition("/")
-    held_out = kind == "accuracy" or (kind == "rewards" and "/" not in name)
-    return not held_out and metric not in _HELD_OUT and not metric.startswith("eval_")
-
-
-def _check_records(
-    recipe: Recipe, band: ExpectedMetric, path: str, total_steps: int | None
-) -> Iterator[Issue]:
-    """Find bands at steps between two records, and of more records than there are by then."""
-    every = int(recipe.logging.logging_steps)
-    if every < 1 or recipe.setting("logging_strategy") != "steps":
-        return
-    records, rest = divmod(band.step, every)
-    # `grpo expect` writes the last step, which need not have a record.
-    if (rest or not records) and band.window == 1 and band.step != total_steps:
-        seen = f"step {band.step} has no record: `logging.logging_steps` is {every}"
-        fix = f"set it to {max(records, 1) * every}, or `logging_steps: 1`"
-        yield Issue(seen, fix, f"{path}.step", level="warning")
-    if band.window > max(records, 1):
-        seen = f"{band.window} is more than the records up to step {band.step}, which are {records}"
-        yield Issue(seen, f"set it to {max(records, 1)}", f"{path}.window", level="warning")
-
-
-def check_trackers(recipe: Recipe) -> Iterator[Issue]:
-    """Find what is wrong with `logging.report_to`."""
-    names = recipe.logging.report_to
-    for index, name in enumerate(names):
-        path = f"logging.report_to.{index}"
-        if name == ALL and len(names) > 1:
-            yield Issue("`all` stands alone", "write `report_to: all`, or remove it", path)
-        elif name not in MODULES and name != ALL:
-            close = nearest(name, [*MODULES, ALL])
-            if "," in name:
-                close = f"[{name}]"
-            fix = f"write `{close}`" if close else f"write one of {', '.join(MODULES)}"
-            yield Issue(f"there is no tracker `{name}`", fix, path)
-        elif name != ALL and not is_installed(name):
-            fix = f"{install_command(name)}, or remove `{name}`"
-            yield Issue(f"{name} is not installed", fix, path, package=name)
-    wandb = "wandb" in expand(names) and is_installed("wandb")
-    if wandb and lacks_wandb_login(os.environ, Path.cwd()):
-        index = names.index("wandb") if "wandb" in names else 0
-        seen = (
-            "Weights & Biases has no login here, and a training has no terminal to ask for one at"
-        )
-        fix = "run `wandb login`, set WANDB_API_KEY, or keep the run on this disk with WANDB_MODE=offline"
-        yield Issue(seen, fix, f"logging.report_to.{index}")
+        fix = f"set `eval_fraction: {1 - held_out:.2g}`"
+        yield Issue(seen, fix, "dataset.eval_fraction", level="warning")

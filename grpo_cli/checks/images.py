@@ -4,6 +4,7 @@ import importlib.util
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from grpo_cli.checks.context import CheckContext
 from grpo_cli.data.images import (
     ImageError,
     as_image,
@@ -88,8 +89,9 @@ def _has_pillow() -> bool:
     return importlib.util.find_spec("PIL") is not None
 
 
-def check_images(recipe: Recipe) -> Iterator[Issue]:
-    """Check that the model reads images, and that the recipe has nothing that does not work with them."""
+def check_images(context: CheckContext) -> Iterator[Issue]:
+    """Check that the model reads images."""
+    recipe = context.recipe
     if not recipe.has_images:
         if recipe.model.processor:
             seen = "has no effect: the recipe has no images"
@@ -125,7 +127,6 @@ def check_images(recipe: Recipe) -> Iterator[Issue]:
         seen = "adapters are on the language part alone; the vision part stays as it is"
         fix = "to train it too, name the modules of both in `target_modules`"
         yield Issue(seen, fix, "model.lora.target_modules", level="note")
-    yield from _find_conflicts(recipe)
 
 
 def _check_processor(recipe: Recipe) -> Iterator[Issue]:
@@ -152,26 +153,3 @@ def _judges(recipe: Recipe, *, images: bool) -> Iterator[str]:
     for place, reward in enumerate(recipe.rewards):
         if reward.kind == "judge" and bool(reward.params.get("images")) is images:
             yield f"rewards.{place}"
-
-
-def _find_conflicts(recipe: Recipe) -> Iterator[Issue]:
-    backend, strategy = recipe.generation.backend, recipe.launch.strategy
-    conflicts = {
-        "dataset.kind": not recipe.is_sampled,
-        "dataset.streaming": any(part.streams for part in recipe.dataset.parts),
-        "teacher": recipe.teacher is not None,
-        "warmup": recipe.warmup is not None,
-        "training.mode": recipe.training.mode == "async",
-        "generation.dynamic_sampling": recipe.generation.dynamic_sampling is not None,
-    }
-    for path in (path for path, holds in conflicts.items() if holds):
-        yield Issue("does not work with images yet", "leave one of them out", path)
-    if backend == "transformers_continuous_batching":
-        seen = f"{backend} does not sample from images"
-        yield Issue(seen, "set `generation.backend: transformers`", "generation.backend")
-    if backend == "vllm" and recipe.has_episodes:
-        seen = "vllm does not sample from the images of episodes yet"
-        yield Issue(seen, "set `generation.backend: transformers`", "generation.backend")
-    if strategy.startswith(("zero", "fsdp")):
-        seen = f"{strategy} does not work with images yet"
-        yield Issue(seen, "set `launch.strategy: ddp`", "launch.strategy")

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+from grpo_cli.checks.context import CheckContext
 from grpo_cli.errors import nearest
 from grpo_cli.issues import Issue, Level
 from grpo_cli.models.source import read_config
@@ -268,19 +269,14 @@ SCHEDULERS: dict[str, frozenset[str]] = {
 """What `lr_scheduler_kwargs` may hold for each scheduler; those of `_BY_METRIC` hand it on to PyTorch."""
 
 
-def check_partners(recipe: Recipe, processes: int, steps: int | None) -> Iterator[Issue]:
-    """Find settings that nothing reads because of other ones, and settings that lack what they need.
-
-    Args:
-        recipe: The recipe.
-        processes: Of the training.
-        steps: Its optimizer steps; None if they are not known.
-    """
+def check_partners(context: CheckContext) -> Iterator[Issue]:
+    """Find settings that nothing reads because of other ones, and settings that lack what they need."""
+    recipe, processes = context.recipe, context.num_processes
     # Asynchronous training has settings of its own, which `check_async` knows.
     for partner in PARTNERS if recipe.training.mode == "sync" else ():
         if not partner.acts(recipe, processes):
             yield from _report(recipe, partner)
-    yield from _check_scheduler(recipe, steps)
+    yield from _check_scheduler(recipe, context.steps)
     yield from _check_needed(recipe)
     yield from _check_reentrant(recipe, processes)
 

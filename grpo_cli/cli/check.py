@@ -15,7 +15,7 @@ from grpo_cli.units import count_noun
 if TYPE_CHECKING:
     from grpo_cli.batch.explanation import Misreading
     from grpo_cli.batch.plan import BatchPlan
-    from grpo_cli.checks.recipe_checks import CheckedRecipe
+    from grpo_cli.checks.recipe import CheckedRecipe
     from grpo_cli.data.preview import Preview
 
 
@@ -32,8 +32,8 @@ def check(
 
     `--gpus 8 --no-environment` checks it for another machine.
     """
-    from grpo_cli.checks.devices import checks_on_cpu
-    from grpo_cli.checks.recipe_checks import check_recipe
+    from grpo_cli.checks.context import checks_on_cpu
+    from grpo_cli.checks.recipe import check_recipe
     from grpo_cli.errors import RecipeError
     from grpo_cli.machine import read_hardware
 
@@ -162,7 +162,7 @@ def check_batch(
     flags = locals()
     from grpo_cli.batch.explanation import find_misreadings
     from grpo_cli.batch.plan import BatchInputs, as_json
-    from grpo_cli.checks.arithmetic import plan_from_flags
+    from grpo_cli.checks.batch_flags import plan_from_flags
 
     known = BatchInputs.__annotations__
     given = {name: value for name, value in flags.items() if name in known}

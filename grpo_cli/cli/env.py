@@ -66,7 +66,7 @@ def try_environments(
 
     Exit code 1 if something is wrong, such as an environment that fails, or an agent that plays wrong and wins.
     """
-    from grpo_cli.checks.recipe_checks import check_recipe
+    from grpo_cli.checks.recipe import check_recipe
     from grpo_cli.env_test.run import try_recipe
     from grpo_cli.processes import run_in_child
 

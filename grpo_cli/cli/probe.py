@@ -41,7 +41,7 @@ def probe(
     """
     # Importing the libraries takes seconds.
     started = time.monotonic()
-    from grpo_cli.checks.recipe_checks import check_recipe
+    from grpo_cli.checks.recipe import check_recipe
     from grpo_cli.launch.plan import set_thread_env
     from grpo_cli.machine import is_on_cpu, read_hardware
     from grpo_cli.probing.procedure import probe_recipe
@@ -61,6 +61,7 @@ def probe(
                 runs=runs,
                 prompts_sampled=prompts,
                 quick=quick,
+                known=checked.problems,
             )
             found = run_in_child(lambda tell: run(on_progress=tell), report)
         found.seconds = time.monotonic() - started

@@ -50,7 +50,7 @@ def score_answers(
 
     Exit code 1 if the gold answer does not win, cannot be parsed, or a degenerate answer scores as well.
     """
-    from grpo_cli.checks.recipe_checks import check_recipe
+    from grpo_cli.checks.recipe import check_recipe
     from grpo_cli.processes import run_in_child
     from grpo_cli.reward_test.run import try_recipe
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
-from grpo_cli.checks.contents import check_rewards
-from grpo_cli.checks.recipe_checks import CheckedRecipe, check_recipe
+from grpo_cli.checks.kinds import read_kinds
+from grpo_cli.checks.recipe import CheckedRecipe, check_recipe
 from grpo_cli.convert import trl
 from grpo_cli.convert.axolotl import convert_axolotl
 from grpo_cli.convert.datasets import PROMPT_EXAMPLE
@@ -161,7 +161,7 @@ def _convert(source: Path, dialect: str | None, output: Path | None) -> Conversi
 def _name_columns(report: KeyReport, checked: CheckedRecipe) -> None:
     """Add the columns that the rewards read to the example of what makes prompts of rows."""
     available = (checked.preview.columns if checked.preview else None) or ()
-    params = check_rewards(checked.loaded, []).values()
+    params = read_kinds(checked.loaded, "rewards")[0].values()
     read = dict.fromkeys(name for each in params for name in each.columns().required)
     first, *others = [name for name in read if name not in available] or [""]
     first = "answer" if not read and "rewards" in report.to_do else first

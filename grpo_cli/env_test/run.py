@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from grpo_cli.checks.recipe_checks import CheckedRecipe
+from grpo_cli.checks.recipe import CheckedRecipe
 from grpo_cli.data.mixing import spread_rows
 from grpo_cli.env_test.agents import Totals
 from grpo_cli.env_test.testing import ROWS, EnvironmentTestResult, Progress, try_environments

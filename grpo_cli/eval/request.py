@@ -8,8 +8,9 @@ from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict
 
-from grpo_cli.checks.recipe_checks import check_recipe
-from grpo_cli.checks.sampling import choose_local_backend, read_vllm_version
+from grpo_cli.checks.backend import choose_local_backend, read_vllm_version, with_backend
+from grpo_cli.checks.compatibility import EPISODE_IMAGES, find_conflicts
+from grpo_cli.checks.recipe import check_recipe
 from grpo_cli.errors import SetupError, UsageError, check_choice, install_extra
 from grpo_cli.machine import is_on_cpu, read_hardware
 from grpo_cli.models.folder import is_adapter, read_present_base, refuse_sharded
@@ -149,9 +150,8 @@ def make_request(source: Path, overrides: list[str] | None, options: EvalOptions
         batch_size=options.batch_size or evaluation.batch_size,
         code=hash_code(recipe),
     )
-    if backend == "vllm" and recipe.has_images and recipe.has_episodes:
-        fix = "--backend transformers"
-        raise UsageError(f"vLLM does not sample from the images of episodes yet. Fix: {fix}")
+    for conflict in find_conflicts(with_backend(recipe, backend), EPISODE_IMAGES):
+        raise UsageError(f"{conflict.seen}. Fix: --backend transformers")
     if backend == "vllm" and importlib.util.find_spec("vllm") is None:
         raise SetupError(
             f"vllm is not installed. Fix: {install_extra('vllm')}, or --backend transformers"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 
-from grpo_cli.checks.recipe_checks import CheckedRecipe, check_recipe
+from grpo_cli.checks.recipe import CheckedRecipe, check_recipe
 from grpo_cli.errors import UsageError
 from grpo_cli.issues import Issue
 from grpo_cli.launch.plan import LaunchPlan, plan_launch

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo_cli.checks.recipe_checks import CheckedRecipe, check_recipe
+from grpo_cli.checks.recipe import CheckedRecipe, check_recipe
 from grpo_cli.errors import UsageError
 from grpo_cli.launch.prepare import ResumeRequest, already_exists
 from grpo_cli.launch.slurm import JobPlan, JobRequest, plan_job, submit

@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from grpo_cli.errors import RecipeError, install_extra, nearest, pip
+from grpo_cli.errors import RecipeError, nearest, pip
 from grpo_cli.input_files import find_fault, read_input_text
 from grpo_cli.issues import Issue
 from grpo_cli.models.folder import (
     check_data,
-    check_folder,
     enumerate_names,
     explain_no_config,
     read_settings,
@@ -33,17 +32,6 @@ _HUB_ID = re.compile(r"[A-Za-z0-9_][\w.-]*(/[A-Za-z0-9_][\w.-]*)?", re.ASCII)
 _GGUF_MAGIC = b"GGUF"
 _GGUF_METADATA_BYTES = 64 * 2**20
 """How far into a GGUF file its metadata is searched; a 256k vocabulary takes about 10 MiB."""
-_INIT_KWARGS_HOMES = {
-    "attn_implementation": "model.attn_implementation",
-    "dtype": "model.dtype",
-    "gguf_file": "model.path",
-    "load_in_4bit": "`model.quantization: 4bit`",
-    "load_in_8bit": "`model.quantization: 8bit`",
-    "quantization_config": "model.quantization",
-    "revision": "model.revision",
-    "torch_dtype": "model.dtype",
-    "trust_remote_code": "model.trust_remote_code",
-}
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".gguf")
 _SAMPLES, _SAMPLE_BYTES = 64, 4096
 
@@ -76,33 +64,6 @@ def resolve_source(model: ModelConfig) -> ModelSource:
             "write a hub id such as `Qwen/Qwen2.5-0.5B-Instruct`, or the path of a model folder",
         )
     return ModelSource("hub", text, model.revision)
-
-
-def check_model(model: ModelConfig) -> list[Issue]:
-    """Return every problem of the `model` section that shows without torch and without the network."""
-    problems = _check_quantization(model) + _check_init_kwargs(model)
-    try:
-        read_chat_template(model)
-    except RecipeError as error:
-        problems += error.problems
-    source = None
-    try:
-        source = resolve_source(model)
-    except RecipeError as error:
-        problems += error.problems
-    is_gguf = source.kind == "gguf" if source else model.path.endswith(".gguf")
-    if is_gguf and importlib.util.find_spec("gguf") is None:
-        message = "reading a GGUF file needs the package gguf, which is not installed"
-        problems.append(Issue(message, install_extra("gguf"), "model.path", package="gguf"))
-    if source is None:
-        return problems
-    if source.kind != "hub" and model.revision is not None:
-        message = f"revision {model.revision} is ignored: {model.path} is on this machine"
-        fix = "remove `revision`, or name the folder of that revision in `path`"
-        problems.append(Issue(message, fix, "model.revision", level="warning"))
-    if source.kind == "folder":
-        problems += check_folder(Path(source.location), model)
-    return problems
 
 
 def check_model_data(model: ModelConfig) -> None:
@@ -194,29 +155,6 @@ def _find_in_package(text: str) -> Path:
         fix = pip(f"install {option}{name.replace('_', '-')}") + why
         raise _path_error(f"the package {name} is not installed", fix, name)
     return Path(spec.submodule_search_locations[0]) / inside
-
-
-def _check_quantization(model: ModelConfig) -> list[Issue]:
-    if model.quantization is None:
-        return []
-    path, problems = "model.quantization", []
-    if model.lora is None:
-        fix = "add `lora: {r: 16}` to `model`, or remove `quantization`"
-        problems.append(Issue("quantized weights cannot be trained without `lora`", fix, path))
-    if importlib.util.find_spec("bitsandbytes") is None:
-        message = f"{model.quantization} needs bitsandbytes, which is not installed"
-        fix = f"{install_extra('quantization')}, or remove `quantization`"
-        problems.append(Issue(message, fix, path, package="bitsandbytes"))
-    return problems
-
-
-def _check_init_kwargs(model: ModelConfig) -> list[Issue]:
-    path = "model.init_kwargs"
-    return [
-        Issue(f"`{key}` has a key of its own", f"write it as {home}", f"{path}.{key}")
-        for key, home in _INIT_KWARGS_HOMES.items()
-        if key in model.init_kwargs
-    ]
 
 
 def read_gguf_text(path: Path, key: str) -> str | None:

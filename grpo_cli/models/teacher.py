@@ -1,6 +1,6 @@
 """Which model a recipe's teacher is, and whether it can teach: what shows without torch."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -8,12 +8,11 @@ from typing import Any, NamedTuple
 from grpo_cli.errors import GrpoError, RecipeError
 from grpo_cli.issues import Issue
 from grpo_cli.models.adapter import fingerprint_adapter
-from grpo_cli.models.folder import find_fault, is_adapter, read_present_base
-from grpo_cli.models.source import check_model_data, fingerprint_model, resolve_source
+from grpo_cli.models.folder import is_adapter, read_present_base
+from grpo_cli.models.source import fingerprint_model, resolve_source
 from grpo_cli.recipe.adapter import find_downloaded, find_run, name_checkpoint
-from grpo_cli.recipe.model import ADAPTER_WEIGHTS, AdapterConfig, ModelConfig
+from grpo_cli.recipe.model import AdapterConfig, ModelConfig
 from grpo_cli.recipe.recipe import Recipe
-from grpo_cli.recipe.teacher import TeacherConfig
 from grpo_cli.runs.files import read_object
 
 _PATH = "teacher.path"
@@ -79,77 +78,6 @@ def fingerprint_teacher(teacher: Teacher) -> str | None:
         return weights
     adapter = AdapterConfig(path=str(teacher.adapter))
     return f"{weights}+{fingerprint_adapter(teacher.model.model_copy(update={'adapter': adapter}))}"
-
-
-def check_teacher(recipe: Recipe) -> Iterator[Issue]:
-    """Check that the teacher is there, whole, and can take part in this training."""
-    if recipe.teacher is None:
-        return
-    yield from _check_settings(recipe, recipe.teacher)
-    try:
-        teacher = find_teacher(recipe)
-        if teacher is None:
-            return
-        check_model_data(teacher.model)
-    except RecipeError as error:
-        yield from (replace(each, path=_PATH) for each in error.problems)
-        return
-    adapter = teacher.adapter
-    if adapter is not None and not (adapter / ADAPTER_WEIGHTS).is_file():
-        yield Issue(f"{adapter} holds no {ADAPTER_WEIGHTS}", "name a run that has finished", _PATH)
-    elif adapter is not None and (fault := find_fault(adapter / ADAPTER_WEIGHTS)):
-        yield Issue(*fault, _PATH)
-    elif not (recipe.rewards or recipe.warmup or recipe.model.adapter or adapter):
-        own = fingerprint_model(recipe.model)
-        if own is not None and own == fingerprint_model(teacher.model):
-            seen = "is the model itself, so there is nothing to learn from it, and there are no rewards"
-            yield Issue(seen, "name another model, or add `rewards`", _PATH)
-
-
-def _check_settings(recipe: Recipe, config: TeacherConfig) -> Iterator[Issue]:
-    if recipe.setting("beta"):
-        seen = "the KL term is to the teacher or to the reference model, and `training.beta` asks for both"
-        yield Issue(seen, "remove `training.beta`: `teacher.weight` takes its place", "teacher")
-    for path, is_wrong, seen, fix in (
-        (
-            "training.mode",
-            recipe.training.mode == "async",
-            "TRL's asynchronous trainer has no KL term",
-            "set `training.mode: sync`, or remove `teacher`",
-        ),
-        (
-            "launch.strategy",
-            config.path is not None and recipe.launch.strategy in ("zero3", "fsdp2"),
-            f"a teacher is whole on each process, and {recipe.launch.strategy} shards models",
-            "set `launch.strategy: ddp` or `zero2`, or remove `teacher`",
-        ),
-        (
-            "generation.temperature",
-            config.base_url is not None and recipe.generation.temperature != 1,
-            "a server tells log-probabilities at temperature 1 alone, and the teacher is on one",
-            "remove it, or name a teacher of this machine with `teacher.path`",
-        ),
-        (
-            "training.sync_ref_model",
-            bool(recipe.setting("sync_ref_model")),
-            "would overwrite the teacher with the trained model",
-            "remove it",
-        ),
-        (
-            "generation.dynamic_sampling",
-            recipe.generation.dynamic_sampling is not None and not recipe.learns_from_rewards,
-            "replaces groups whose rewards are equal, and no reward teaches here",
-            "remove it, or give a reward a weight",
-        ),
-        (
-            "warmup.best_of",
-            recipe.warmup is not None and bool(recipe.warmup.best_of) and not recipe.rewards,
-            "keeps the completions with the best rewards, and there are none",
-            "write `warmup.answer`, or add rewards; with `weight: 0` they only measure",
-        ),
-    ):
-        if is_wrong:
-            yield Issue(seen, fix, path)
 
 
 def compare_vocabularies(own: Mapping[str, int], teacher: Mapping[str, int]) -> Issue | None:

@@ -185,6 +185,7 @@ def probe_recipe(
     prompts_sampled: int = PROMPTS,
     quick: bool = False,
     on_progress: Progress = lambda what: None,
+    known: Iterable[Issue] = (),
 ) -> Probe:
     """Look for what would make a training of a recipe fail, or learn nothing.
 
@@ -195,6 +196,7 @@ def probe_recipe(
         prompts_sampled: Prompts to sample completions for.
         quick: Leave out all that needs the model's weights.
         on_progress: Called with what is being done.
+        known: What `check_recipe` found; settings with which little is learned are findings too.
 
     Raises:
         GrpoError: The model, the data or a reward cannot be loaded.
@@ -202,6 +204,7 @@ def probe_recipe(
     started = time.monotonic()
     probe = Probe(str(source or recipe.name), quick=quick)
     session = Session(recipe, probe, on_progress, prompts_sampled=prompts_sampled)
+    session.add(issue for issue in known if issue.subject)
     check_statically(session, runs, costly=not quick)
     if not quick and recipe.is_sampled:
         _sample_and_judge(session)

@@ -1,4 +1,4 @@
-"""Settings that run but are usually wrong, and settings that a library refuses."""
+"""Settings that a library refuses once everything is loaded."""
 
 import os
 import re
@@ -7,116 +7,10 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from grpo_cli.errors import install_extra, nearest
-from grpo_cli.issues import Issue, Level
+from grpo_cli.errors import nearest
+from grpo_cli.issues import Issue
 from grpo_cli.recipe.grpo_fields import home_of, key_in_home, read_grpo_fields
-from grpo_cli.recipe.model import LORA, rates_of
 from grpo_cli.recipe.recipe import Recipe
-from grpo_cli.rewards.registry import find_kind
-
-_MOST_BETA = 1.0
-"""Published runs use 0.001 to 0.04; from here on the KL term outweighs the reward."""
-_HELD_RATE = 1e-5
-"""Up to it, clipped gradients alone have held full fine-tuning without a KL term in published runs."""
-_FEWEST_GENERATIONS = 4
-_LEAST_TEMPERATURE = 0.3
-
-
-def find_risks(recipe: Recipe, num_processes: int, gpus: int) -> Iterator[Issue]:
-    """Find settings that run to the end and teach little; `gpus` are the visible ones of this machine."""
-    yield from _check_rate(recipe)
-    yield from _check_hold(recipe)
-    yield from _check_sampling(recipe)
-    for index, reward in enumerate(recipe.rewards):
-        params = find_kind(reward.kind)
-        judges = params is not None and params.meta.right_answer is not None
-        if reward.weight < 0 and judges and reward.kind != "contains":
-            seen, fix = (
-                f"`{reward.kind}` has weight {reward.weight:g}",
-                f"set `weight: {-reward.weight:g}`",
-            )
-            why = "right answers are punished, and the policy learns to avoid them"
-            yield _risk("reward weights", f"rewards.{index}.weight", seen, fix, why)
-    size = recipe.generation.num_generations
-    if size < _FEWEST_GENERATIONS:
-        fix = "set `num_generations: 8` (and a batch size it divides: grpo check-batch)"
-        why = f"advantages compare {size} completions only: most groups are all right or all wrong"
-        path = "generation.num_generations"
-        yield _risk("group size", path, f"num_generations is {size}", fix, why)
-    on_gpu = gpus > 0 and not recipe.launch.use_cpu
-    if recipe.generation.backend != "vllm" and on_gpu and num_processes > 1:
-        seen = f"backend is {recipe.generation.backend} on {num_processes} GPUs"
-        fix = f"set `generation.backend: vllm` ({install_extra('vllm')})"
-        why = "sampling takes most of a step, and every GPU waits for the slowest one's generate()"
-        yield _risk("generation backend", "generation.backend", seen, fix, why)
-
-
-def _risk(
-    subject: str, path: str, seen: str, fix: str, why: str, level: Level = "warning"
-) -> Issue:
-    return Issue(seen, fix, path, level=level, subject=f"setting: {subject}", why=why)
-
-
-def _check_rate(recipe: Recipe) -> Iterator[Issue]:
-    training, lora = recipe.training, recipe.model.lora is not None
-    rate, path, subject = training.learning_rate, "training.learning_rate", "learning rate"
-    good = "1e-4" if lora else "1e-6"
-    fix = f"set `learning_rate: {good}`"
-    if lora and rate < LORA.least:
-        default = "" if "learning_rate" in training.model_fields_set else " (the default)"
-        seen = f"learning_rate is {rate:g}{default} with LoRA"
-        why = "adapters hardly move at a rate meant for full fine-tuning, and the reward stays flat"
-        yield _risk(subject, path, seen, fix, why)
-    elif rate > rates_of(recipe.model).most:
-        seen = f"learning_rate is {rate:g} {'with' if lora else 'without'} LoRA"
-        fix += "" if lora else ", or add `model.lora`"
-        why = "a policy trained at this rate most often collapses within tens of steps"
-        yield _risk(subject, path, seen, fix, why)
-
-
-def _check_hold(recipe: Recipe) -> Iterator[Issue]:
-    path, beta = "training.beta", recipe.setting("beta") or 0.0
-    if beta > _MOST_BETA:
-        why = "the KL term outweighs the reward, and the policy stays where it is"
-        fix = "set `training.beta: 0.04`, or less"
-        yield _risk("KL term", path, f"beta is {beta:g}", fix, why)
-    if (
-        recipe.kl_weight
-        or recipe.model.lora
-        or recipe.training.early_stopping
-        or not recipe.is_sampled
-    ):
-        return
-    norm, rate = recipe.setting("max_grad_norm"), recipe.training.learning_rate
-    if not norm or rate > _HELD_RATE:
-        loose = f"learning_rate {rate:g}" if norm else "no gradient clipping (max_grad_norm: 0)"
-        seen = f"beta is 0, all weights are trained, and {loose}"
-        fix = "set `training.beta: 0.001` to `0.04`, or `learning_rate: 1e-6`, or add `model.lora`"
-        why = "nothing keeps the model near the one it started from when the reward can be gamed"
-        yield _risk("nothing holds the policy", path, seen, fix, why)
-
-
-def _check_sampling(recipe: Recipe) -> Iterator[Issue]:
-    generation = recipe.generation
-    neutral = {"top_p": (None, 1), "top_k": (None, 0), "min_p": (None, 0)}
-    neutral["repetition_penalty"] = (None, 1)
-    values = {name: getattr(generation, name) for name in neutral}
-    narrowed = {name: value for name, value in values.items() if value not in neutral[name]}
-    if narrowed and generation.backend == "vllm":
-        seen = ", ".join(f"{name}: {value:g}" for name, value in narrowed.items()) + " with vLLM"
-        fix = "remove it; `temperature` alone keeps the two in step"
-        why = (
-            "vLLM draws from a narrowed distribution, the trainer's log-probabilities are of the whole one, so "
-            "importance ratios are wrong"
-        )
-        yield _risk("narrowed sampling", f"generation.{next(iter(narrowed))}", seen, fix, why)
-    if generation.temperature < _LEAST_TEMPERATURE:
-        why = "the completions of a group come out nearly the same, and equal rewards teach nothing"
-        seen, path = f"temperature is {generation.temperature:g}", "generation.temperature"
-        yield _risk("temperature", path, seen, "set `temperature: 1.0`", why)
-
-
-# --- what libraries refuse ---------------------------------------------------------------------
 
 _WORLD = "WORLD_SIZE RANK LOCAL_RANK PMI_SIZE OMPI_COMM_WORLD_SIZE MV2_COMM_WORLD_SIZE".split()
 """With one of these accelerate would wait for other processes."""
@@ -235,7 +129,7 @@ def _check_generation(options: dict[str, Any]) -> Iterator[Issue]:
             else "remove it, or sample with `backend: vllm` if it is of vLLM"
         )
         why = "it would be ignored"
-        yield _risk("generation_kwargs", f"{path}.{name}", seen, fix, why, level="error")
+        yield Issue(seen, fix, f"{path}.{name}", subject="setting: generation_kwargs", why=why)
     if reason := _why_not(lambda: GenerationConfig(**options)):
         yield _refused(reason, path)
 
@@ -252,7 +146,7 @@ def _why_not(build: Callable[[], object]) -> str:
 def _refused(reason: str, path: str) -> Issue:
     seen, fix = " ".join(reason.split()).rstrip("."), f"change or remove `{path}`"
     why = "the training would end with this error once it has loaded everything"
-    return _risk("refused", path, seen, fix, why, level="error")
+    return Issue(seen, fix, path, subject="setting: refused", why=why)
 
 
 def _find_path(reason: str, fields: dict[str, Any]) -> str:

@@ -17,7 +17,7 @@ from grpo_cli.env_test.testing import try_instances
 from grpo_cli.environments.episode import Episode
 from grpo_cli.environments.player import find_rows
 from grpo_cli.issues import Issue, Level
-from grpo_cli.machine import pick_device, read_hardware
+from grpo_cli.machine import pick_device
 from grpo_cli.models.source import check_model_data
 from grpo_cli.models.teacher import check_teacher_tokenizer, find_teacher
 from grpo_cli.probing import cost, prompts, settings
@@ -64,8 +64,6 @@ def check_statically(session: "Session", runs: Path, *, costly: bool) -> None:
         GrpoError: The tokenizer, the data or a reward cannot be loaded.
     """
     recipe = session.recipe
-    processes = int(recipe.launch.num_processes)
-    session.add(settings.find_risks(recipe, processes, read_hardware().gpus))
     cpu = pick_device(recipe.launch) == "cpu"
     session.add(settings.check_upstream_settings(recipe, cpu=cpu))
     _load_data(session)

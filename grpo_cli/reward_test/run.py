@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from grpo_cli.checks.recipe_checks import CheckedRecipe
+from grpo_cli.checks.recipe import CheckedRecipe
 from grpo_cli.environments.episode import add_empty_records
 from grpo_cli.errors import UsageError
 from grpo_cli.models.source import read_source_template

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo_cli.checks.recipe_checks import CheckedRecipe
+from grpo_cli.checks.recipe import CheckedRecipe
 from grpo_cli.errors import UsageError
 from grpo_cli.launch.slurm import ArrayTask, JobArray, JobRequest, plan_job, read_queue, submit
 from grpo_cli.launch.submit import check_for_nodes

@@ -12,7 +12,7 @@ from typing import NotRequired
 
 from typing_extensions import TypedDict
 
-from grpo_cli.checks.recipe_checks import CheckedRecipe
+from grpo_cli.checks.recipe import CheckedRecipe
 from grpo_cli.data.sources import has_eval
 from grpo_cli.errors import ProblemsError, RecipeError, UsageError
 from grpo_cli.issues import Issue, Location

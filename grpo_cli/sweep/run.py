@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from grpo_cli.checks.recipe_checks import CheckedRecipe, check_recipe
+from grpo_cli.checks.recipe import CheckedRecipe, check_recipe
 from grpo_cli.errors import ExitCode, GrpoError, UsageError
 from grpo_cli.machine import read_hardware
 from grpo_cli.processes import child, run_module

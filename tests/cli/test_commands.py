@@ -273,7 +273,7 @@ def test_a_dry_run_writes_the_run_folder_and_starts_nothing(tmp_path):
     [
         lambda text: text.replace("max_steps", "max_step"),
         lambda text: text.replace("answer: answer", "answer: solution"),
-        lambda text: text.replace("num_generations: 2", "num_generations: 3"),
+        lambda text: text.replace("num_generations: 4", "num_generations: 3"),
         lambda text: text.replace("path: tiny", "path: ./nowhere"),
         lambda text: text[: text.index("rewards:")],
         lambda text: text + "  x: [",
@@ -349,7 +349,8 @@ def test_a_resolved_recipe_of_a_run_raises_no_new_warning(tmp_path):
 
 def test_a_job_is_checked_as_its_nodes_will_see_it(tmp_path):
     launch = "launch: {strategy: fsdp2, slurm: {gpus_per_node: 2}}\n"
-    path = write_recipe(tmp_path, GOOD + launch)
+    text = GOOD.replace("num_generations: 4", "num_generations: 2")
+    path = write_recipe(tmp_path, text + launch)
     done = grpo("train", path, "--slurm", "--dry-run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     more = ["--set", "launch.slurm.gpus_per_node=3"]

@@ -13,7 +13,7 @@ from collections import Counter
 import pytest
 import yaml
 
-from grpo_cli.checks.recipe_checks import check_recipe
+from grpo_cli.checks.recipe import check_recipe
 from grpo_cli.environments.calls import read_reward
 from grpo_cli.environments.contract import EnvironmentParams
 from grpo_cli.environments.kinds.function import make_tool

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 from trl import SyncRefModelCallback
 
-from grpo_cli.checks.recipe_checks import check_recipe
+from grpo_cli.checks.recipe import check_recipe
 from grpo_cli.errors import RecipeError
 from grpo_cli.launch.server_plan import find_served
 from grpo_cli.machine import Hardware

@@ -11,7 +11,7 @@ import yaml
 def test_a_dump_of_trls_config_passes_check_once_what_it_lacks_is_written(form, tmp_path):
     from trl import GRPOConfig
 
-    from grpo_cli.checks.recipe_checks import check_recipe
+    from grpo_cli.checks.recipe import check_recipe
     from grpo_cli.convert.conversion import convert_file
 
     config = GRPOConfig(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from grpo_cli.checks.recipe_checks import check_recipe
+from grpo_cli.checks.recipe import check_recipe
 from grpo_cli.errors import GrpoError
 from grpo_cli.fast.completions import sample_completions
 from grpo_cli.models import counting, loading
@@ -103,7 +103,8 @@ def probe(tmp_path):
         path.write_text(text)
         checked = check_recipe(path)
         with checked.loaded.placing_errors():
-            probe = probe_recipe(checked.recipe, source=path, runs=tmp_path / "runs", **options)
+            more = {"runs": tmp_path / "runs", "known": checked.problems, **options}
+            probe = probe_recipe(checked.recipe, source=path, **more)
         probe.findings = [checked.loaded.place(each) for each in probe.findings]
         return probe
 

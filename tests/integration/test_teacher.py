@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from grpo_cli.checks.recipe_checks import check_recipe
+from grpo_cli.checks.recipe import check_recipe
 from grpo_cli.errors import RecipeError, SetupError
 from grpo_cli.machine import Hardware
 from grpo_cli.models.teacher import compare_vocabularies

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from grpo_cli.checks.recipe_checks import check_recipe
+from grpo_cli.checks.recipe import check_recipe
 from tests.forking import ForkedPopen
 from tests.integration.conftest import LORA, RECIPE, Workshop, with_held_out_rows
 from tests.tiny_agents import CALL, ROOM, WORDS, make_agent

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_cli.checks.recipe_checks import check_recipe
+from grpo_cli.checks.recipe import check_recipe
 from grpo_cli.errors import RecipeError
 from grpo_cli.machine import Hardware
 
@@ -39,6 +39,7 @@ def test_settings_without_effect_are_warned_of():
     found = check_recipe(FOLDER / "no_effect.yaml", hardware=Hardware(gpus=0, cpus=2)).problems
     warned = {problem.path for problem in found if problem.level == "warning"}
     assert warned == {
+        "generation.num_generations",
         "generation.vllm",
         "training.warmup_steps",
         "training.eval_steps",

@@ -6,7 +6,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from grpo_cli.checks.recipe_checks import check_recipe
+from grpo_cli.checks.recipe import check_recipe
 from grpo_cli.machine import Hardware
 from grpo_cli.recipe.loading import load_recipe
 from grpo_cli.recipe.templates import list_templates, write_template

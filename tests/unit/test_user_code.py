@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from grpo_cli.checks.recipe_checks import check_recipe
+from grpo_cli.checks.recipe import check_recipe
 from grpo_cli.machine import Hardware
 from grpo_cli.recipe.loading import load_recipe
 from grpo_cli.user_code import SourceError, load_name, parse_source

@@ -2,8 +2,10 @@
 
 import pytest
 
-from grpo_cli.checks.sampling import check_async
+from grpo_cli.checks.asynchronous import check_async
+from grpo_cli.checks.compatibility import check_compatibility
 from grpo_cli.recipe.recipe import Recipe
+from tests.contexts import make_context
 
 PLAIN = {
     "name": "sums",
@@ -22,7 +24,8 @@ def check(**changes):
         else PLAIN[name]
         for name in PLAIN
     }
-    return list(check_async(Recipe.model_validate({**merged, **changes})))
+    context = make_context(Recipe.model_validate({**merged, **changes}))
+    return [*check_async(context), *check_compatibility(context)]
 
 
 def test_what_it_can_do_is_noted_as_experimental():
@@ -89,7 +92,7 @@ def test_every_field_that_is_let_through_is_trls():
     async_grpo = pytest.importorskip("trl.experimental.async_grpo")
     from dataclasses import fields
 
-    from grpo_cli.checks.sampling import _UNREAD
+    from grpo_cli.checks.asynchronous import _UNREAD
     from grpo_cli.recipe.upstream_fields import read_fields
 
     assert read_fields("AsyncGRPOConfig").keys() == {

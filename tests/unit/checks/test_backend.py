@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from grpo_cli.checks.recipe_checks import check_recipe
-from grpo_cli.checks.sampling import ASSUMED, SUPPORTED_VLLM, choose_backend
+from grpo_cli.checks.backend import ASSUMED, SUPPORTED_VLLM, choose_backend
+from grpo_cli.checks.recipe import check_recipe
 from grpo_cli.machine import Hardware
 from grpo_cli.recipe.loading import load_recipe
 from tests.recipe_texts import GOOD, write_recipe
@@ -25,7 +25,7 @@ AUTO = GOOD.replace("generation:\n", "generation:\n  backend: auto\n")
         (GPUS, "0.32.0", [], "transformers", "vLLM 0.32.0 is not in >=0.22,<0.32"),
         (GPUS, "dev", [], "transformers", "vLLM dev is not in"),
         (GPUS, "0.31.0", ["launch.use_cpu=true"], "transformers", "on a CPU"),
-        (GPUS, "0.31.0", ["model.quantization=4bit"], "transformers", "quantized"),
+        (GPUS, "0.31.0", ["model.quantization=4bit"], "transformers", "4-bit"),
         (CPU, "0.31.0", [], "transformers", "on a CPU"),
         (CPU, None, ["generation.vllm.mode=server"], "vllm", "asks a server"),
         (GPUS, ASSUMED, [], "vllm", "assumed to have vLLM"),

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from grpo_cli.checks.recipe_checks import check_recipe
+from grpo_cli.checks.recipe import check_recipe
 from grpo_cli.machine import Hardware
 from tests.recipe_texts import GOOD, write_recipe
 
@@ -105,7 +105,7 @@ def test_a_prompt_of_plain_text_is_no_dialogue(tmp_path):
 def test_recipes_without_episodes_do_not_import_their_room(tmp_path):
     path = write_recipe(tmp_path, GOOD)
     script = (
-        "import sys; from pathlib import Path; from grpo_cli.checks.recipe_checks import check_recipe; "
+        "import sys; from pathlib import Path; from grpo_cli.checks.recipe import check_recipe; "
         "check_recipe(Path(sys.argv[1])); "
         "print([name for name in sys.modules if name.startswith('grpo_cli.environments')])"
     )

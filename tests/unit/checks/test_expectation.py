@@ -1,6 +1,6 @@
 """Bands that no run can come to."""
 
-from grpo_cli.checks.recipe_checks import check_recipe
+from grpo_cli.checks.recipe import check_recipe
 from tests.recipe_texts import GOOD, write_recipe
 
 BLOCK = """\

@@ -4,8 +4,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from grpo_cli.checks.sampling import NOT_FOR_TRAINING, check_sampling
+from grpo_cli.checks.generation import NOT_FOR_TRAINING, check_sampling
 from grpo_cli.recipe.loading import load_recipe
+from tests.contexts import make_context
 from tests.recipe_texts import write_recipe
 from tests.tiny_models import make_tiny_model
 
@@ -66,7 +67,7 @@ def test_settings_are_refused_exactly_if_the_call_fails(model):
 def test_they_are_refused_with_a_fix_and_their_neutral_values_are_not(tmp_path):
     def check(options):
         recipe = load_recipe(write_recipe(tmp_path), [f"{OPTIONS}={options}"])
-        return {each.path: each for each in check_sampling(recipe)}
+        return {each.path: each for each in check_sampling(make_context(recipe))}
 
     for name in (*NOT_FOR_TRAINING, "output_scores"):
         issue = check(f"{{{name}: {VALUES.get(name, 2)}}}")[f"{OPTIONS}.{name}"]

@@ -2,8 +2,10 @@
 
 import pytest
 
+from grpo_cli.checks.compatibility import check_compatibility
 from grpo_cli.checks.evaluation import check_during
 from grpo_cli.recipe.recipe import Recipe
+from tests.contexts import make_context, plan_of
 from tests.run_folders import PLAIN
 
 DURING = {"evaluation": {"during": [{"every": 5}, {"name": "few", "every": 50, "limit": 9}]}}
@@ -12,7 +14,9 @@ ROWS = {**PLAIN["dataset"], "eval_rows": [{"q": "2"}]}
 
 def check(**changes):
     recipe = Recipe.model_validate({**PLAIN, "dataset": ROWS, **DURING, **changes})
-    return list(check_during(recipe, 40))
+    context = make_context(recipe, plan=plan_of(40))
+    issues = [*check_during(context), *check_compatibility(context)]
+    return [each for each in issues if each.path.startswith("evaluation")]
 
 
 def test_a_set_that_is_never_evaluated_is_warned_of():

@@ -5,7 +5,7 @@ import json
 import pytest
 from PIL import Image
 
-from grpo_cli.checks.recipe_checks import check_recipe
+from grpo_cli.checks.recipe import check_recipe
 from grpo_cli.machine import Hardware
 from tests.recipe_texts import write_recipe
 

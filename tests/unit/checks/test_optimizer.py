@@ -6,8 +6,8 @@ import pytest
 from transformers import trainer_optimizer
 from transformers.training_args import OptimizerNames
 
-from grpo_cli.checks.devices import find_package
-from grpo_cli.checks.recipe_checks import check_recipe
+from grpo_cli.checks.packages import find_package
+from grpo_cli.checks.recipe import check_recipe
 from tests.recipe_texts import GOOD, write_recipe
 
 BUILT_IN = {

@@ -4,9 +4,9 @@ import pytest
 
 from grpo_cli.batch.inputs import batch_inputs
 from grpo_cli.batch.plan import plan_batch
-from grpo_cli.checks.contents import check_rewards
-from grpo_cli.checks.sampling import check_overlap
+from grpo_cli.checks.generation import check_parts
 from grpo_cli.recipe.loading import load_tree
+from tests.contexts import make_context
 from tests.recipe_texts import GOOD, write_recipe
 
 OWN = "async def asked(completions, **kwargs): ...\n\n\ndef counted(completions, **kwargs): ...\n"
@@ -29,10 +29,10 @@ def test_parts_are_noted_where_no_reward_waits(tmp_path, monkeypatch, reward, pa
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.py").write_text(OWN)
     text = GOOD.replace("kind: math, answer: answer", reward)
-    text = text.replace("num_generations: 2", f"num_generations: 2\n  sampling_parts: {parts}")
+    text = text.replace("num_generations: 4", f"num_generations: 2\n  sampling_parts: {parts}")
     loaded = load_tree(write_recipe(tmp_path, text))
     plan = plan_batch(batch_inputs(loaded.recipe, 1, 100, None))
-    found = list(check_overlap(loaded.recipe, check_rewards(loaded, []), plan))
+    found = list(check_parts(make_context(loaded, plan=plan)))
     assert [(each.path, each.level) for each in found] == [
         ("generation.sampling_parts", "note")
     ] * told
@@ -48,8 +48,8 @@ def test_more_parts_than_groups_are_noted(tmp_path, monkeypatch, parts, processe
     text = GOOD.replace("kind: math, answer: answer", "kind: python, path: own.py:asked")
     size = 4 // processes
     text = text.replace("batch_size: 4", f"batch_size: {size}")
-    text = text.replace("num_generations: 2", f"num_generations: 2\n  sampling_parts: {parts}")
+    text = text.replace("num_generations: 4", f"num_generations: 2\n  sampling_parts: {parts}")
     loaded = load_tree(write_recipe(tmp_path, text))
     plan = plan_batch(batch_inputs(loaded.recipe, processes, 100, None))
-    found = [each.fix for each in check_overlap(loaded.recipe, check_rewards(loaded, []), plan)]
+    found = [each.fix for each in check_parts(make_context(loaded, plan=plan))]
     assert [fix.partition(",")[0] for fix in found] == ([told] if told else [])

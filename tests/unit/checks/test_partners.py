@@ -19,6 +19,7 @@ from trl import GRPOConfig, GRPOTrainer
 from grpo_cli.checks.partners import PARTNERS, SCHEDULERS, check_partners
 from grpo_cli.recipe.grpo_fields import default_of, home_of, key_in_home, read_grpo_fields
 from grpo_cli.recipe.loading import load_recipe
+from tests.contexts import make_context, plan_of
 from tests.recipe_texts import write_recipe
 from tests.tiny_models import make_tiny_model
 
@@ -72,7 +73,8 @@ def find(folder, settings, more=(), processes=1):
     """What is found with some fields, called as TRL calls them, by path."""
     flags = [f"{key_in_home(name)}={value}" for name, value in settings.items()]
     recipe = load_recipe(write_recipe(folder), [*flags, *more])
-    return {each.path: each for each in check_partners(recipe, processes, 100)}
+    context = make_context(recipe, num_processes=processes, plan=plan_of(100))
+    return {each.path: each for each in check_partners(context)}
 
 
 @pytest.mark.parametrize("name", sorted(GUARDED.keys() - SCORED))

@@ -1,9 +1,10 @@
 import pytest
 
-from grpo_cli.checks.devices import check_precision
-from grpo_cli.checks.recipe_checks import check_recipe
+from grpo_cli.checks.precision import check_precision
+from grpo_cli.checks.recipe import check_recipe
 from grpo_cli.machine import Hardware
 from grpo_cli.recipe.loading import load_recipe
+from tests.contexts import make_context
 from tests.recipe_texts import write_recipe
 
 OLD, NEW, UNKNOWN = (Hardware(gpus=0, cpus=2, bfloat16=has) for has in (False, True, None))
@@ -22,7 +23,9 @@ OLD, NEW, UNKNOWN = (Hardware(gpus=0, cpus=2, bfloat16=has) for has in (False, T
 )
 def test_an_emulated_precision_is_told(tmp_path, hardware, flags, expected):
     flags = [*flags, "training.learning_rate=1e-4"]
-    problems = list(check_precision(load_recipe(write_recipe(tmp_path), flags), hardware))
+    problems = list(
+        check_precision(make_context(load_recipe(write_recipe(tmp_path), flags), hardware))
+    )
     assert [problem.path for problem in problems] == expected
     assert all(problem.level == "warning" for problem in problems)
 
@@ -33,14 +36,14 @@ GPUS = Hardware(gpus=2, cpus=2, names=("0", "1"))
 @pytest.mark.parametrize(("flags", "said"), [(["training.bf16=false"], True), ([], False)])
 def test_flash_attention_needs_16_bits(tmp_path, flags, said):
     settings = ["model.dtype=float32", "model.attn_implementation=flash_attention_2", *flags]
-    found = check_precision(load_recipe(write_recipe(tmp_path), settings), GPUS)
+    found = check_precision(make_context(load_recipe(write_recipe(tmp_path), settings), GPUS))
     assert [each.path for each in found] == ["model.attn_implementation"] * said
 
 
 def test_fp16_with_all_weights_in_float16_is_refused(tmp_path):
     def check(*flags):
         recipe = load_recipe(write_recipe(tmp_path), ["training.fp16=true", *flags])
-        return [each.path for each in check_precision(recipe, GPUS)]
+        return [each.path for each in check_precision(make_context(recipe, GPUS))]
 
     assert check("model.dtype=float16") == ["model.dtype"]
     assert check("model.dtype=float16", "model.lora={r: 4}") == check("model.dtype=float32") == []
@@ -73,7 +76,7 @@ def test_all_weights_in_bfloat16_and_a_rate_that_is_rounded_away_are_an_error(
     recipe = load_recipe(
         write_recipe(tmp_path), ["model.dtype=bfloat16", "training.learning_rate=1e-6", *flags]
     )
-    problems = list(check_precision(recipe, hardware))
+    problems = list(check_precision(make_context(recipe, hardware)))
     assert [(each.path, each.level) for each in problems] == [("model.dtype", "error")] * lost
     assert all("rounded away" in each.seen and "float32" in each.fix for each in problems)
 

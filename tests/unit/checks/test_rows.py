@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from grpo_cli.checks.recipe_checks import check_recipe
+from grpo_cli.checks.recipe import check_recipe
 from grpo_cli.data.build import build_datasets
 from grpo_cli.data.dropped import say_dropped
 from grpo_cli.machine import Hardware

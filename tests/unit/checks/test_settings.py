@@ -2,7 +2,7 @@
 
 import pytest
 
-from grpo_cli.checks.recipe_checks import check_recipe
+from grpo_cli.checks.recipe import check_recipe
 from grpo_cli.machine import Hardware
 from tests.recipe_texts import GOOD, write_recipe
 
@@ -37,8 +37,6 @@ CASES = [
      "0.2 is below `epsilon` (0.28)"),
     (["training.beta=0.1", "training.sync_ref_model=true", "model.lora.r=8", "launch.strategy=zero3"],
      "training.sync_ref_model", "error", "sharded by zero3"),
-    (["rewards=[{kind: math, answer: answer, timeout_s: 5000}]"], "rewards.0.timeout_s", "warning",
-     "5000 is in seconds"),
     (["rewards=[{kind: math, answer: answer}, {kind: repetition, weight: -0.5}]"], "rewards.1.weight",
      "warning", "rewards what it is a penalty for"),
     (["rewards=[{kind: math, answer: answer}, {kind: math, answer: answer}]"], "rewards.1", "warning",
@@ -108,7 +106,8 @@ CASES = [
      "it has 9 words (row 1"),
     (["model.quantization=4bit", "model.lora.r=8", "launch.use_cpu=true"], "model.quantization", "error",
      "4bit needs a GPU"),
-    (["dataset.limit=1"], "dataset.limit", "error", "fewer than one generation batch"),
+    (["dataset.limit=1", "generation.num_generations=2"], "dataset.limit", "error",
+     "fewer than one generation batch"),
     ([*LONG, EXPECT], "expect.metrics.0.step", "warning", "step 15 has no record"),
     ([*LONG, EXPECT, "expect.metrics.0.window=30"], "expect.metrics.0.window", "warning",
      "30 is more than the records up to step 15"),

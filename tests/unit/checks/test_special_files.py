@@ -5,7 +5,7 @@ import os
 import pytest
 import yaml
 
-from grpo_cli.checks.recipe_checks import check_recipe
+from grpo_cli.checks.recipe import check_recipe
 from grpo_cli.errors import ProblemsError
 from grpo_cli.machine import Hardware
 from tests.recipe_texts import GOOD, write_recipe

@@ -2,16 +2,17 @@
 
 import pytest
 
-from grpo_cli.checks.evaluation import check_stop_when
+from grpo_cli.checks.early_stopping import check_early_stopping
 from grpo_cli.errors import RecipeError
 from grpo_cli.recipe.loading import load_recipe, load_tree
+from tests.contexts import make_context
 from tests.recipe_texts import GOOD, write_recipe
 
 
 def check(tmp_path, rules, more=""):
     text = GOOD + f"  stop_when: {rules}\n" + more
     loaded = load_tree(write_recipe(tmp_path, text))
-    return [loaded.place(problem) for problem in check_stop_when(loaded.recipe)]
+    return [loaded.place(problem) for problem in check_early_stopping(make_context(loaded))]
 
 
 def test_a_rule_without_its_metric_is_warned_of_where_it_stands(tmp_path):

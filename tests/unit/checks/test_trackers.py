@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from grpo_cli.checks.recipe_checks import check_recipe
+from grpo_cli.checks.recipe import check_recipe
 from grpo_cli.errors import install_extra
 from tests.recipe_texts import GOOD, write_recipe
 

@@ -1,12 +1,14 @@
 import pytest
 
-from grpo_cli.checks.arithmetic import plan_from_flags
-from grpo_cli.checks.devices import check_gpus
-from grpo_cli.checks.sampling import check_vllm
+from grpo_cli.checks.batch_flags import plan_from_flags
+from grpo_cli.checks.compatibility import find_conflicts
+from grpo_cli.checks.launch import check_gpus
+from grpo_cli.checks.vllm import check_vllm
 from grpo_cli.errors import RecipeError
 from grpo_cli.machine import Hardware
 from grpo_cli.recipe.episode import KindConfig
 from grpo_cli.recipe.loading import load_recipe
+from tests.contexts import make_context
 from tests.recipe_texts import GOOD, write_recipe
 
 GPUS = Hardware(gpus=2, cpus=8)
@@ -49,7 +51,7 @@ def load(tmp_path, vllm, launch="", backend="vllm"):
     ],
 )
 def test_what_cannot_be_is_said(tmp_path, vllm, launch, path, said):
-    (problem,) = check_vllm(load(tmp_path, vllm, launch), GPUS)
+    (problem,) = check_vllm(make_context(load(tmp_path, vllm, launch), GPUS))
     assert said in problem.seen
     assert problem.path == ("generation.vllm" if path is None else f"generation.vllm.{path}")
 
@@ -59,12 +61,12 @@ def test_what_cannot_be_is_said(tmp_path, vllm, launch, path, said):
 )
 def test_processes_that_split_evenly_may_share_a_model(tmp_path, launch):
     recipe = load(tmp_path, "mode: colocate, tensor_parallel_size: 2", launch)
-    assert list(check_vllm(recipe, GPUS)) == []
+    assert list(check_vllm(make_context(recipe, GPUS))) == []
 
 
 def test_a_job_may_have_other_devices_than_this_machine(tmp_path):
     recipe = load(tmp_path, "mode: colocate, tensor_parallel_size: 4", "{slurm: {time: 60}}")
-    assert list(check_vllm(recipe, GPUS)) == []
+    assert list(check_vllm(make_context(recipe, GPUS))) == []
 
 
 @pytest.mark.parametrize(("size", "faults"), [(2, 0), (3, 1)])
@@ -72,7 +74,7 @@ def test_attention_heads_are_divided_among_gpus(tmp_path, size, faults):
     (tmp_path / "tiny").mkdir()
     (tmp_path / "tiny" / "config.json").write_text('{"num_attention_heads": 4}')
     recipe = load(tmp_path, f"mode: server, tensor_parallel_size: {size}")
-    found = list(check_vllm(recipe, Hardware(gpus=8, cpus=8)))
+    found = list(check_vllm(make_context(recipe, Hardware(gpus=8, cpus=8))))
     assert ["4 attention heads" in each.seen for each in found] == [True] * faults
 
 
@@ -82,22 +84,24 @@ def test_quantized_weights_are_not_for_vllm(tmp_path, bits, why):
     recipe = load_recipe(
         write_recipe(tmp_path, text), [f"model.quantization={bits}", "model.lora={r: 8}"]
     )
-    (problem,) = check_vllm(recipe, GPUS)
+    (problem,) = find_conflicts(recipe)
     assert (problem.level, problem.path) == ("error", "model.quantization")
     assert why in problem.seen
 
 
 def test_a_server_beside_another_backend_is_said(tmp_path):
-    (problem,) = check_vllm(load(tmp_path, "mode: server", backend="transformers"), GPUS)
+    (problem,) = check_vllm(
+        make_context(load(tmp_path, "mode: server", backend="transformers"), GPUS)
+    )
     assert "nothing samples from one" in problem.seen
 
 
 def test_a_managed_server_stays_on_one_machine(tmp_path):
     launch = "{num_machines: 2, main_process_ip: a, main_process_port: 1}"
-    (problem,) = check_vllm(load(tmp_path, "mode: server", launch), GPUS)
+    (problem,) = check_vllm(make_context(load(tmp_path, "mode: server", launch), GPUS))
     assert "launch.slurm.server_nodes: 1" in problem.fix
     with_node = launch.replace("}", ", slurm: {server_nodes: 1}}")
-    assert list(check_vllm(load(tmp_path, "mode: server", with_node), GPUS)) == []
+    assert list(check_vllm(make_context(load(tmp_path, "mode: server", with_node), GPUS))) == []
 
 
 @pytest.mark.parametrize(
@@ -155,6 +159,6 @@ def test_a_server_needs_room_for_a_turn_after_the_last(tmp_path, length, count):
     generation = recipe.generation.model_copy(update={"max_completion_length": 128})
     episode = recipe.episode.model_copy(update={"max_turn_tokens": 4})
     changes = {"tools": (KindConfig(**tools),), "generation": generation, "episode": episode}
-    problems = list(check_vllm(recipe.model_copy(update=changes), GPUS))
+    problems = list(check_vllm(make_context(recipe.model_copy(update=changes), GPUS)))
     assert len(problems) == count
     assert all("refuses turns" in problem.seen for problem in problems)

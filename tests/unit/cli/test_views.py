@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from grpo_cli.checks.recipe_checks import check_recipe
+from grpo_cli.checks.recipe import check_recipe
 from grpo_cli.cli import check, summary
 from grpo_cli.cli.output import print_json, print_marked, print_problems, print_words, stdout
 from grpo_cli.cli.runs_view import print_overview

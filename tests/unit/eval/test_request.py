@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from grpo_cli.checks import recipe_checks
-from grpo_cli.checks import sampling as checks
+from grpo_cli.checks import backend as checks
+from grpo_cli.checks import recipe as recipe_checks
 from grpo_cli.errors import UsageError
 from grpo_cli.eval import request
 from grpo_cli.eval.request import EvalOptions, make_request

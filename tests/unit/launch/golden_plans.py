@@ -23,12 +23,16 @@ from accelerate.commands import launch as accelerate_launch
 from torch.distributed import run as torchrun
 
 from grpo_cli import machine
-from grpo_cli.checks import devices, sampling
+from grpo_cli.checks import launch as launch_checks
+from grpo_cli.checks import packages
+from grpo_cli.checks.slurm import check_slurm
+from grpo_cli.checks.vllm import check_vllm
 from grpo_cli.launch.plan import LaunchPlan, plan_launch
 from grpo_cli.launch.server_plan import ServerLocation
-from grpo_cli.machine import Hardware, read_hardware, resolve_num_processes
+from grpo_cli.machine import Hardware, read_hardware
 from grpo_cli.recipe.launch import LaunchConfig, Strategy
 from grpo_cli.recipe.loading import load_recipe
+from tests.contexts import make_context
 from tests.recipe_texts import write_recipe
 
 FOLDER = Path(__file__).parent / "plans"
@@ -153,10 +157,13 @@ def load(mode: str):
 
 def refuse(recipe, hardware: Hardware) -> list[str]:
     """Return the errors of the checks, with vLLM and DeepSpeed installed."""
-    processes = resolve_num_processes(recipe, hardware)
-    with mock.patch.object(devices, "_installed", give(True)):
-        issues = [*devices.check_devices(recipe, processes, hardware)]
-    issues += sampling.check_vllm(recipe, hardware)
+    context = make_context(recipe, hardware)
+    with (
+        mock.patch.object(launch_checks, "has_module", give(True)),
+        mock.patch.object(packages, "has_module", give(True)),
+    ):
+        issues = [*launch_checks.check_launch(context), *packages.check_packages(context)]
+    issues += [*check_slurm(context), *check_vllm(context)]
     return [
         f"{each.path}: {each.seen}. Fix: {each.fix}" for each in issues if each.level == "error"
     ]

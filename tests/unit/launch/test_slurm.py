@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_cli.checks.recipe_checks import check_recipe
+from grpo_cli.checks.recipe import check_recipe
 from grpo_cli.errors import RecipeError, RunError, SetupError, UsageError
 from grpo_cli.launch.slurm import ArrayTask, JobArray, JobRequest, plan_job, submit
 from grpo_cli.recipe.loading import load_recipe

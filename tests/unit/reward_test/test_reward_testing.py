@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from grpo_cli.checks.recipe_checks import check_recipe
+from grpo_cli.checks.recipe import check_recipe
 from grpo_cli.errors import UsageError
 from grpo_cli.reward_test import testing
 from grpo_cli.reward_test.findings import check_golds

@@ -7,7 +7,7 @@ import sys
 import pytest
 import yaml
 
-from grpo_cli.checks.recipe_checks import check_recipe
+from grpo_cli.checks.recipe import check_recipe
 from grpo_cli.machine import Hardware
 from tests.recipe_texts import GOOD, write_recipe
 
@@ -150,7 +150,7 @@ def test_reading_golds_imports_no_mathematics(tmp_path):
     text = text[: text.index("  rows:")] + text[text.index("rewards:") :]
     path = write_recipe(tmp_path, text)
     script = (
-        "import sys, pathlib; from grpo_cli.checks.recipe_checks import check_recipe; "
+        "import sys, pathlib; from grpo_cli.checks.recipe import check_recipe; "
         f"check_recipe(pathlib.Path({str(path)!r})); "
         "print({'sympy', 'math_verify', 'torch', 'datasets'} & set(sys.modules))"
     )

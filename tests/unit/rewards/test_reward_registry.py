@@ -12,7 +12,7 @@ from typing import ClassVar
 import pytest
 import yaml
 
-from grpo_cli.checks.recipe_checks import check_recipe
+from grpo_cli.checks.recipe import check_recipe
 from grpo_cli.checks.schema import build_schema
 from grpo_cli.errors import RewardError, UsageError
 from grpo_cli.machine import Hardware

@@ -2,7 +2,10 @@
 
 import pytest
 
-from grpo_cli.probing.settings import find_risks
+from grpo_cli.checks.risks import check_risks
+from grpo_cli.machine import Hardware
+from grpo_cli.rewards.registry import find_kind
+from tests.contexts import make_context
 from tests.unit.probing.test_probe_sums import recipe
 
 VLLM = {"backend": "vllm"}
@@ -10,7 +13,10 @@ LORA = {"path": "a/b", "lora": {"r": 8}}
 
 
 def risks(processes=1, gpus=0, **sections):
-    found = find_risks(recipe(**sections), processes, gpus)
+    machine = Hardware(gpus=gpus, cpus=8)
+    made = recipe(**sections)
+    kinds = {index: find_kind(each.kind) for index, each in enumerate(made.rewards)}
+    found = check_risks(make_context(made, machine, num_processes=processes, rewards=kinds))
     return {(finding.subject, finding.level) for finding in found}
 
 
@@ -69,7 +75,7 @@ def test_every_risk_says_what_was_seen_why_and_how_to_mend_it():
     bad = recipe(
         model=LORA, generation={**VLLM, "num_generations": 2, "top_p": 0.5, "temperature": 0.1}
     )
-    found = list(find_risks(bad, 4, 4))
+    found = list(check_risks(make_context(bad, Hardware(gpus=4, cpus=8), num_processes=4)))
     assert len(found) == 4
     assert all(each.seen and each.why and each.fix and each.path for each in found)
 

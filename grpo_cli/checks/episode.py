@@ -1,12 +1,10 @@
-"""Tools, environments and episodes: parameters, budget, and what they need of rewards and chat template."""
+"""Checks of `tools`, `environment` and `episode`."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
 from typing import Any
 
-from grpo_cli.checks.contents import KindRegistry, kind_entries, read_params
+from grpo_cli.checks.context import CheckContext
 from grpo_cli.data.mixing import SOURCE, place_issues
 from grpo_cli.data.preview import Preview
 from grpo_cli.data.rows import Row
@@ -14,42 +12,22 @@ from grpo_cli.errors import ProblemsError, nearest
 from grpo_cli.issues import Issue
 from grpo_cli.models.source import read_source_template
 from grpo_cli.recipe.dataset import PromptConfig
-from grpo_cli.recipe.episode import EpisodeConfig, KindConfig
-from grpo_cli.recipe.explanation import dotted
-from grpo_cli.recipe.loading import LoadedRecipe
+from grpo_cli.recipe.episode import EpisodeConfig
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.units import count_noun
 
 Kinds = Mapping[str, Any]
 """The parameters of tools and environments by their path in the recipe, such as `tools.0`."""
-_NOUNS = {"tools": "kind of tool", "environment": "kind of environment"}
+
 _MUCH = 2
 """How many times the longest episode its turns may add up to before that is noted."""
+
 _SCORE_CALLS = frozenset({"tool_use", "environment", "python"})
 """Rewards that may score the calls of an episode rather than its answer."""
+
 _DIALOGUE = "an episode is a dialogue, which needs a chat template"
+
 _ADD = "add `tools` or an `environment`"
-
-
-def check_kinds(loaded: LoadedRecipe, problems: list[Issue]) -> Kinds:
-    """Validate each tool's and environment's parameters against its kind; return those that are right."""
-    valid: dict[str, Any] = {}
-    for section, noun in _NOUNS.items():
-        for at, entry in kind_entries(loaded, section):
-            # Imported late: recipes without tools and environments do not pay for it.
-            from grpo_cli.environments.registry import find_kind, kind_names
-
-            find, names = partial(find_kind, section), partial(kind_names, section)
-            registry = KindRegistry(noun, KindConfig, find, names)
-            params = read_params(loaded, at, entry, registry, problems)
-            if params is None:
-                continue
-            path, found = dotted(at), params.problems()
-            problems += [replace(issue, path=f"{path}.{issue.path}") for issue in found]
-            if not any(issue.level == "error" for issue in found):
-                valid[path] = params
-    problems += _check_names(valid)
-    return valid
 
 
 def _check_names(kinds: Kinds) -> Iterator[Issue]:
@@ -64,14 +42,15 @@ def _check_names(kinds: Kinds) -> Iterator[Issue]:
             owners.setdefault(name, path)
 
 
-def check_episodes(recipe: Recipe, kinds: Kinds, preview: Preview | None) -> Iterator[Issue]:
-    """Find settings of episodes that have no effect or do not fit together.
+def check_kinds(context: CheckContext) -> Iterator[Issue]:
+    """Find wrong parameters of rewards, tools and environments, and tools with one name."""
+    yield from context.kind_issues
+    yield from _check_names(context.kinds)
 
-    Args:
-        recipe: The recipe.
-        kinds: What `check_kinds` returned.
-        preview: What the data looks like; None if it could not be read.
-    """
+
+def check_episodes(context: CheckContext) -> Iterator[Issue]:
+    """Find settings of episodes that have no effect or do not fit together."""
+    recipe, kinds = context.recipe, context.kinds
     yield from _check_rewards(recipe, kinds)
     if not recipe.has_episodes:
         # A resolved recipe holds the defaults too.
@@ -79,15 +58,12 @@ def check_episodes(recipe: Recipe, kinds: Kinds, preview: Preview | None) -> Ite
             seen = "has no effect: the recipe has neither tools nor an environment"
             yield Issue(seen, f"{_ADD}, or remove it", "episode", level="warning")
         return
-    if recipe.tools and not recipe.is_sampled:
-        seen = "is for sampled completions, and with `dataset.kind: scored` nothing is sampled"
-        yield Issue(seen, "remove it", "tools")
     yield from _check_order(recipe)
     yield from _check_budget(recipe)
     yield from _check_turns(recipe, kinds)
     yield from _check_time(recipe, kinds)
     yield from _check_called_names(recipe, kinds)
-    yield from _check_style(recipe, preview)
+    yield from _check_style(recipe, context.preview)
     yield from _check_template(recipe)
 
 

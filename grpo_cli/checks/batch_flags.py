@@ -1,4 +1,4 @@
-"""The batch arithmetic of a recipe, of flags, or of both, with what would keep it from being launched."""
+"""The batch arithmetic of a recipe, of flags alone, or of a recipe with flags in place of some values."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -53,7 +53,7 @@ def plan_from_flags(
     plan = plan_batch(replace(inputs, **given))  # type: ignore[arg-type]
     launch: list[Issue] = []
     if recipe is not None:
-        from grpo_cli.checks.devices import check_gpus
+        from grpo_cli.checks.launch import check_gpus
 
         issues = check_gpus(recipe, plan.num_processes, hardware)
         launch = [issue for issue in issues if issue.level == "error"]

@@ -1,0 +1,217 @@
+"""Every check of a recipe that needs no model; all problems are returned at once."""
+
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from grpo_cli.batch.plan import BatchPlan
+from grpo_cli.batch.plan import as_json as batch_as_json
+from grpo_cli.checks.adapter import check_adapter, check_lora
+from grpo_cli.checks.asynchronous import check_async
+from grpo_cli.checks.backend import resolve_backend
+from grpo_cli.checks.batch import check_batch
+from grpo_cli.checks.compatibility import check_compatibility
+from grpo_cli.checks.context import Check, CheckContext
+from grpo_cli.checks.data import check_data
+from grpo_cli.checks.difficulty import check_difficulty
+from grpo_cli.checks.early_stopping import check_early_stopping
+from grpo_cli.checks.episode import check_episodes, check_kinds
+from grpo_cli.checks.evaluation import check_during, check_evaluation
+from grpo_cli.checks.expect import check_expect
+from grpo_cli.checks.generation import check_parts, check_sampling
+from grpo_cli.checks.images import check_images
+from grpo_cli.checks.launch import check_launch
+from grpo_cli.checks.mixture import check_mixture
+from grpo_cli.checks.model import check_model
+from grpo_cli.checks.packages import check_packages
+from grpo_cli.checks.partners import check_partners
+from grpo_cli.checks.precision import check_precision, resolve_dtype
+from grpo_cli.checks.rewards import check_rewards
+from grpo_cli.checks.risks import check_risks
+from grpo_cli.checks.scored import check_scored
+from grpo_cli.checks.slurm import check_slurm
+from grpo_cli.checks.streaming import check_streaming
+from grpo_cli.checks.teacher import check_teacher
+from grpo_cli.checks.texts import check_texts, check_to_do
+from grpo_cli.checks.trackers import check_trackers
+from grpo_cli.checks.training import check_training
+from grpo_cli.checks.vllm import check_vllm
+from grpo_cli.checks.warmup import check_warmup
+from grpo_cli.data.preview import Preview
+from grpo_cli.errors import RecipeError
+from grpo_cli.issues import Issue, sort_issues
+from grpo_cli.machine import Hardware, read_hardware
+from grpo_cli.models.source import resolve_source
+from grpo_cli.recipe.loading import LoadedRecipe, load_tree
+from grpo_cli.recipe.recipe import Recipe
+
+TREE_CHECKS: tuple[Check, ...] = (check_texts, check_to_do, check_kinds, check_data)
+"""Checks that also run if a recipe does not fit the schema."""
+RECIPE_CHECKS: tuple[Check, ...] = (
+    check_model,
+    check_adapter,
+    check_lora,
+    check_teacher,
+    check_rewards,
+    check_batch,
+    check_launch,
+    check_packages,
+    check_slurm,
+    check_sampling,
+    check_parts,
+    check_vllm,
+    check_async,
+    check_scored,
+    check_expect,
+    check_trackers,
+    check_precision,
+    check_training,
+    check_partners,
+    check_episodes,
+    check_warmup,
+    check_mixture,
+    check_difficulty,
+    check_streaming,
+    check_images,
+    check_evaluation,
+    check_during,
+    check_early_stopping,
+    check_compatibility,
+    check_risks,
+)
+"""Every other check, in order."""
+
+_CHECKOUT = re.compile(r'-e "[^"]*\[')
+"""In commands that install an extra: the checkout of this machine."""
+
+
+@dataclass(frozen=True)
+class CheckedRecipe:
+    """A recipe with all that the checks found."""
+
+    loaded: LoadedRecipe
+    problems: tuple[Issue, ...]
+    """Errors, warnings and notes, sorted by where they stand."""
+    preview: Preview | None
+    """What the data looks like; None if it could not be read."""
+    batch: BatchPlan | None
+    """None if the recipe does not fit the schema."""
+    num_processes: int
+    unseen: tuple[str, ...] = ()
+    """What the training depends on and no check looked at, in words."""
+
+    @property
+    def errors(self) -> list[Issue]:
+        """The problems that forbid a training."""
+        return [problem for problem in self.problems if problem.level == "error"]
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe, with the number of processes worked out for this machine.
+
+        Raises:
+            RecipeError: There are errors.
+        """
+        if self.errors or self.loaded.recipe is None:
+            raise RecipeError(self.errors)
+        recipe = self.loaded.recipe
+        launch = recipe.launch.model_copy(update={"num_processes": self.num_processes})
+        return recipe.model_copy(update={"launch": launch})
+
+    def notes_of(self, path: str) -> list[Issue]:
+        """Return what was noted of a setting, such as what `auto` is here."""
+        return [each for each in self.problems if (each.path, each.level) == (path, "note")]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the verdict as plain values, for `--json`."""
+        columns = self.preview.columns if self.preview else None
+        return {
+            "recipe": str(self.loaded.source),
+            "valid": not self.errors,
+            "not_checked": list(self.unseen),
+            "problems": [problem.as_json() for problem in self.problems],
+            "num_processes": self.num_processes,
+            "train_rows": self.preview.train_rows if self.preview else None,
+            "eval_rows": self.preview.eval_rows if self.preview else None,
+            "columns": sorted(columns) if columns else None,
+            "batch": batch_as_json(self.batch) if self.batch else None,
+        }
+
+
+def check_recipe(
+    path: Path,
+    overrides: list[str] | None = None,
+    hardware: Hardware | None = None,
+    *,
+    environment: bool = True,
+) -> CheckedRecipe:
+    """Load a recipe and run every check that needs no model.
+
+    Args:
+        path: The recipe.
+        overrides: `--set` texts.
+        hardware: Of the machine that trains; None for this one.
+        environment: Whether a package that this machine lacks is an error, rather than a note.
+
+    Raises:
+        RecipeError: The YAML itself cannot be read.
+    """
+    hardware = hardware or read_hardware()
+    loaded = resolve_dtype(load_tree(path, overrides))
+    loaded, notes = resolve_backend(loaded, hardware, environment=environment)
+    context = CheckContext(loaded, hardware)
+    unseen = () if loaded.recipe is None or loaded.problems else tuple(_find_unseen(context))
+    # The values that they are about were left out for the checks, which may miss them.
+    known = tuple(f"{issue.path}." for issue in loaded.problems)
+    found = [*notes, *_run_checks(context)]
+    news = [issue for issue in found if not f"{issue.path}.".startswith(known)]
+    placed = [loaded.place(issue) for issue in (*loaded.problems, *news)]
+    if not environment:
+        placed = [*_without_packages(placed, {note.path for note in notes})]
+    batch = None if loaded.recipe is None else context.plan
+    issues = tuple(_name_packages_once(sort_issues(placed)))
+    return CheckedRecipe(loaded, issues, context.preview, batch, context.num_processes, unseen)
+
+
+def _run_checks(context: CheckContext) -> Iterator[Issue]:
+    checks = TREE_CHECKS if context.loaded.recipe is None else (*TREE_CHECKS, *RECIPE_CHECKS)
+    for check in checks:
+        # Checks that need the model's files wait until those exist, which `check_model` reports.
+        with suppress(RecipeError):
+            yield from check(context)
+
+
+def _without_packages(issues: Iterable[Issue], noted: set[str]) -> Iterator[Issue]:
+    """Yield missing packages as notes: this machine does not train. `auto` has its own note, at one of `noted`."""
+    for issue in issues:
+        if not issue.package:
+            yield issue
+        elif issue.path not in noted:
+            fix = _CHECKOUT.sub('-e ".[', issue.fix)
+            yield replace(issue, seen=f"{issue.seen} here", level="note", fix=fix)
+
+
+def _name_packages_once(problems: list[Issue]) -> Iterator[Issue]:
+    """Yield one issue a missing package, which names every key that needs the package; others as they are."""
+    alike: dict[str, dict[str, Issue]] = {}
+    for number, each in enumerate(problems):
+        alike.setdefault(each.package or str(number), {}).setdefault(each.path, each)
+    for first, *more in (list(group.values()) for group in alike.values()):
+        also = " and ".join(f"`{each.path}`" for each in more)
+        yield replace(first, why=f"It is also needed by {also}") if also else first
+
+
+def _find_unseen(context: CheckContext) -> Iterator[str]:
+    recipe, seen, processes = context.recipe, context.preview, context.num_processes
+    if recipe.dataset.streams and recipe.dataset.limit != recipe.dataset.rows_read:
+        yield f"rows after the first {recipe.dataset.rows_read:,}, which are read while training needs them"
+    elif seen is None or seen.train_rows is None:
+        yield "the rows of the dataset, which are loaded when training starts"
+    with suppress(RecipeError):
+        if resolve_source(recipe.model).kind == "hub":
+            yield f"the model {recipe.model.path}: a hub id, which is not looked up here"
+    if processes > 1 and not recipe.launch.use_cpu and context.hardware.gpus == 0:
+        yield f"GPUs for the {processes} processes: none was found, or `--gpus 0` was given"

@@ -1,0 +1,28 @@
+"""Makes what checks read of a recipe alone, with a machine that a test does not have."""
+
+from pathlib import Path
+from typing import Any
+
+from grpo_cli.batch.plan import BatchInputs, plan_batch
+from grpo_cli.checks.context import CheckContext
+from grpo_cli.machine import Hardware
+from grpo_cli.recipe.loading import LoadedRecipe
+from grpo_cli.recipe.recipe import Recipe
+from grpo_cli.recipe.yaml_tree import read_text
+
+
+def make_context(
+    recipe: Recipe | LoadedRecipe, hardware: Hardware | None = None, **derived: Any
+) -> CheckContext:
+    """Return the context of a recipe; `derived` takes the place of what would be worked out for it."""
+    if isinstance(recipe, Recipe):
+        tree = read_text("name: made", "made.yaml")
+        recipe = LoadedRecipe(recipe, tree, (), Path("made.yaml"), "")
+    context = CheckContext(recipe, hardware or Hardware(gpus=0, cpus=2))
+    vars(context).update(derived)
+    return context
+
+
+def plan_of(steps: int) -> Any:
+    """Return the plan of a training of some steps."""
+    return plan_batch(BatchInputs(max_steps=steps, dataset_size=1000))
