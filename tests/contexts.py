@@ -1,10 +1,11 @@
 """Makes what checks read of a recipe alone, with a machine that a test does not have."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from grpo_cli.batch.plan import BatchInputs, plan_batch
-from grpo_cli.checks.context import CheckContext
+from grpo_cli.checks.context import CheckContext, read_context
 from grpo_cli.machine import Hardware
 from grpo_cli.recipe.loading import LoadedRecipe
 from grpo_cli.recipe.recipe import Recipe
@@ -18,9 +19,10 @@ def make_context(
     if isinstance(recipe, Recipe):
         tree = read_text("name: made", "made.yaml")
         recipe = LoadedRecipe(recipe, tree, (), Path("made.yaml"), "")
-    context = CheckContext(recipe, hardware or Hardware(gpus=0, cpus=2))
-    vars(context).update(derived)
-    return context
+    context = read_context(recipe, hardware or Hardware(gpus=0, cpus=2))
+    if "plan" in derived:
+        derived["steps"] = derived["plan"].total_optimizer_steps
+    return replace(context, **derived)
 
 
 def plan_of(steps: int) -> Any:

@@ -80,7 +80,9 @@ def find_conflicts(recipe: Recipe, setting: str = "") -> Iterator[Issue]:
 
 
 def is_set(recipe: Recipe, name: str) -> bool:
-    """Return whether a recipe has a setting of the table, such as `training.mode: async`."""
+    """Return whether a recipe has a setting of the table, such as `training.mode: async`; yes if none is named."""
+    if not name:
+        return True
     if (condition := _IS_SET.get(name)) is not None:
         return condition(recipe)
     path, _, values = name.partition(": ")

@@ -1,14 +1,13 @@
 """What checks read: a recipe with all that was derived from it once."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, cast
 
 from pydantic import TypeAdapter, ValidationError
 
 from grpo_cli.batch.inputs import batch_inputs
-from grpo_cli.batch.plan import BatchPlan, plan_batch
+from grpo_cli.batch.plan import BatchInputs, BatchPlan, plan_batch
 from grpo_cli.checks.kinds import SECTIONS, read_kinds
 from grpo_cli.data.preview import Preview, join_previews, preview
 from grpo_cli.errors import ProblemsError
@@ -27,83 +26,71 @@ class CheckContext:
 
     loaded: LoadedRecipe
     """The YAML tree, and the recipe without the values that its problems are about."""
+    recipe: Recipe
+    """The same recipe; None only for checks that also run if it does not fit the schema."""
     hardware: Hardware
     """Of the machine that trains."""
+    rewards: Mapping[int, RewardParams]
+    """Parameters of the rewards that can be read, by their index."""
+    kinds: Mapping[str, Any]
+    """Parameters of the tools and environments without errors, by their path, such as `tools.0`."""
+    kind_issues: Sequence[Issue]
+    """What is wrong with the parameters of rewards, tools and environments."""
+    dataset: Any
+    """The `dataset` section, by itself if the rest does not fit the schema; None if it does not either."""
+    previews: Sequence[Preview]
+    """The beginning of the data: one preview a source."""
+    preview: Preview | None
+    """The same of all sources together; None if the `dataset` section is wrong."""
+    num_processes: int
+    """Processes of the training on all machines."""
+    plan: BatchPlan
+    """The batch arithmetic."""
+    steps: int | None
+    """Optimizer steps of the training; None if they are not known."""
+    on_cpu: bool
+    """Whether training is known to be on a CPU."""
 
-    @property
-    def recipe(self) -> Recipe:
-        """The recipe; None only for checks that also run if it does not fit the schema."""
-        return cast(Recipe, self.loaded.recipe)
 
-    @cached_property
-    def kind_issues(self) -> list[Issue]:
-        """What is wrong with the parameters of rewards, tools and environments."""
-        return [issue for section in SECTIONS for issue in self._read[section][1]]
+def read_context(loaded: LoadedRecipe, hardware: Hardware) -> CheckContext:
+    """Return what checks read of a recipe."""
+    recipe, dataset = loaded.recipe, _read_dataset(loaded)
+    read = [read_kinds(loaded, section) for section in SECTIONS]
+    rewards, tools, environments = (valid for valid, _ in read)
+    sources = dataset.sources if isinstance(dataset, MixtureDataset) else [dataset]
+    seed = recipe.seed if recipe else 0
+    previews = [preview(source, seed) for source in sources if source is not None]
+    seen = previews[0] if previews else None
+    if isinstance(dataset, MixtureDataset):
+        seen = join_previews(dataset, previews)
+    processes = resolve_num_processes(recipe, hardware) if recipe else 1
+    rows = (seen.train_rows, seen.eval_rows) if seen else (None, None)
+    plan = plan_batch(batch_inputs(recipe, processes, *rows) if recipe else BatchInputs())
+    return CheckContext(
+        loaded,
+        cast(Recipe, recipe),
+        hardware,
+        rewards={int(path.split(".")[1]): each for path, each in rewards.items() if "." in path},
+        kinds={**tools, **environments},
+        kind_issues=[issue for _, issues in read for issue in issues],
+        dataset=dataset,
+        previews=previews,
+        preview=seen,
+        num_processes=processes,
+        plan=plan,
+        steps=plan.total_optimizer_steps,
+        on_cpu=recipe is not None and checks_on_cpu(recipe.launch, hardware),
+    )
 
-    @cached_property
-    def rewards(self) -> Mapping[int, RewardParams]:
-        """Parameters of the rewards that can be read, by their index."""
-        valid, _ = self._read["rewards"]
-        return {int(path.split(".")[1]): each for path, each in valid.items() if "." in path}
 
-    @cached_property
-    def kinds(self) -> Mapping[str, Any]:
-        """Parameters of the tools and environments without errors, by their path, such as `tools.0`."""
-        return {**self._read["tools"][0], **self._read["environment"][0]}
-
-    @cached_property
-    def _read(self) -> Mapping[str, tuple[dict[str, Any], list[Issue]]]:
-        return {section: read_kinds(self.loaded, section) for section in SECTIONS}
-
-    @cached_property
-    def dataset(self) -> Any:
-        """The `dataset` section, by itself if the rest does not fit the schema; None if it does not either."""
-        if self.loaded.recipe is not None:
-            return self.loaded.recipe.dataset
-        node = self.loaded.tree.child("dataset")
-        try:
-            return TypeAdapter(DatasetConfig).validate_python(node.plain()) if node else None
-        except ValidationError:
-            return None
-
-    @cached_property
-    def previews(self) -> tuple[Preview, ...]:
-        """The beginning of the data: one preview a source."""
-        if self.dataset is None:
-            return ()
-        is_mixture = isinstance(self.dataset, MixtureDataset)
-        seed = self.loaded.recipe.seed if self.loaded.recipe else 0
-        sources = self.dataset.sources if is_mixture else (self.dataset,)
-        return tuple(preview(source, seed) for source in sources)
-
-    @cached_property
-    def preview(self) -> Preview | None:
-        """The beginning of the data; None if the `dataset` section is wrong."""
-        if isinstance(self.dataset, MixtureDataset):
-            return join_previews(self.dataset, list(self.previews))
-        return self.previews[0] if self.previews else None
-
-    @cached_property
-    def num_processes(self) -> int:
-        """Processes of the training on all machines."""
-        return resolve_num_processes(self.recipe, self.hardware) if self.loaded.recipe else 1
-
-    @property
-    def on_cpu(self) -> bool:
-        """Whether training is known to be on a CPU."""
-        return checks_on_cpu(self.recipe.launch, self.hardware)
-
-    @cached_property
-    def plan(self) -> BatchPlan:
-        """The batch arithmetic of the recipe."""
-        seen = self.preview
-        rows = (seen.train_rows, seen.eval_rows) if seen else (None, None)
-        return plan_batch(batch_inputs(self.recipe, self.num_processes, *rows))
-
-    @property
-    def steps(self) -> int | None:
-        """Optimizer steps of the training; None if they are not known."""
-        return self.plan.total_optimizer_steps
+def _read_dataset(loaded: LoadedRecipe) -> Any:
+    if loaded.recipe is not None:
+        return loaded.recipe.dataset
+    node = loaded.tree.child("dataset")
+    try:
+        return TypeAdapter(DatasetConfig).validate_python(node.plain()) if node else None
+    except ValidationError:
+        return None
 
 
 Check = Callable[[CheckContext], Iterable[Issue]]

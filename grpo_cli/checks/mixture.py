@@ -11,15 +11,15 @@ from grpo_cli.recipe.dataset import MixtureDataset
 
 def check_mixture(context: CheckContext) -> Iterator[Issue]:
     """Check the sources of a mixture beside each other."""
-    recipe, dataset = context.recipe, context.recipe.dataset
-    names = [source.source_name for source in dataset.parts]
-    for index, reward in enumerate(recipe.rewards):
-        if reward.source and reward.source not in names:
-            fix = f"name one of {', '.join(map(str, names))}" if names[0] else "remove it"
-            yield Issue(f"there is no source `{reward.source}`", fix, f"rewards.{index}.source")
+    dataset = context.recipe.dataset
     if not isinstance(dataset, MixtureDataset):
         return
-    if len(names) == 1:
+    for place, source in enumerate(dataset.sources):
+        if source.streams:
+            fix = "leave it out, or stream one dataset in which the rows are mixed"
+            path = f"dataset.sources.{place}.streaming"
+            yield Issue("does not work in a source of a mixture", fix, path)
+    if len(dataset.sources) == 1:
         fix = "add another, or write its keys into `dataset` itself"
         yield Issue("has one source, which gives all prompts", fix, "dataset.sources", level="note")
     yield from _check_share(dataset, context.preview, context.plan)

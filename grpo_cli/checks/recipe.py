@@ -13,8 +13,8 @@ from grpo_cli.checks.adapter import check_adapter, check_lora
 from grpo_cli.checks.asynchronous import check_async
 from grpo_cli.checks.backend import resolve_backend
 from grpo_cli.checks.batch import check_batch
-from grpo_cli.checks.compatibility import check_compatibility
-from grpo_cli.checks.context import Check, CheckContext
+from grpo_cli.checks.compatibility import check_compatibility, is_set
+from grpo_cli.checks.context import Check, CheckContext, read_context
 from grpo_cli.checks.data import check_data
 from grpo_cli.checks.difficulty import check_difficulty
 from grpo_cli.checks.early_stopping import check_early_stopping
@@ -50,39 +50,39 @@ from grpo_cli.recipe.recipe import Recipe
 
 TREE_CHECKS: tuple[Check, ...] = (check_texts, check_to_do, check_kinds, check_data)
 """Checks that also run if a recipe does not fit the schema."""
-RECIPE_CHECKS: tuple[Check, ...] = (
-    check_model,
-    check_adapter,
-    check_lora,
-    check_teacher,
-    check_rewards,
-    check_batch,
-    check_launch,
-    check_packages,
-    check_slurm,
-    check_sampling,
-    check_parts,
-    check_vllm,
-    check_async,
-    check_scored,
-    check_expect,
-    check_trackers,
-    check_precision,
-    check_training,
-    check_partners,
-    check_episodes,
-    check_warmup,
-    check_mixture,
-    check_difficulty,
-    check_streaming,
-    check_images,
-    check_evaluation,
-    check_during,
-    check_early_stopping,
-    check_compatibility,
-    check_risks,
+RECIPE_CHECKS: tuple[tuple[str, Check], ...] = (
+    ("", check_model),
+    ("model.adapter", check_adapter),
+    ("model.lora", check_lora),
+    ("teacher", check_teacher),
+    ("", check_rewards),
+    ("", check_batch),
+    ("", check_launch),
+    ("", check_packages),
+    ("launch.slurm", check_slurm),
+    ("", check_sampling),
+    ("", check_parts),
+    ("", check_vllm),
+    ("", check_async),
+    ("dataset.kind: scored", check_scored),
+    ("expect", check_expect),
+    ("logging.report_to", check_trackers),
+    ("", check_precision),
+    ("", check_training),
+    ("", check_partners),
+    ("", check_episodes),
+    ("warmup", check_warmup),
+    ("dataset.sources", check_mixture),
+    ("dataset.difficulty", check_difficulty),
+    ("dataset.streaming", check_streaming),
+    ("", check_images),
+    ("", check_evaluation),
+    ("", check_during),
+    ("", check_early_stopping),
+    ("", check_compatibility),
+    ("", check_risks),
 )
-"""Every other check, in order."""
+"""Every other check, in order, with the setting that a recipe must have for it; see `is_set`."""
 
 _CHECKOUT = re.compile(r'-e "[^"]*\[')
 """In commands that install an extra: the checkout of this machine."""
@@ -162,7 +162,7 @@ def check_recipe(
     hardware = hardware or read_hardware()
     loaded = resolve_dtype(load_tree(path, overrides))
     loaded, notes = resolve_backend(loaded, hardware, environment=environment)
-    context = CheckContext(loaded, hardware)
+    context = read_context(loaded, hardware)
     unseen = () if loaded.recipe is None or loaded.problems else tuple(_find_unseen(context))
     # The values that they are about were left out for the checks, which may miss them.
     known = tuple(f"{issue.path}." for issue in loaded.problems)
@@ -177,7 +177,9 @@ def check_recipe(
 
 
 def _run_checks(context: CheckContext) -> Iterator[Issue]:
-    checks = TREE_CHECKS if context.loaded.recipe is None else (*TREE_CHECKS, *RECIPE_CHECKS)
+    recipe, checks = context.loaded.recipe, [*TREE_CHECKS]
+    if recipe is not None:
+        checks += [check for setting, check in RECIPE_CHECKS if is_set(recipe, setting)]
     for check in checks:
         # Checks that need the model's files wait until those exist, which `check_model` reports.
         with suppress(RecipeError):

@@ -20,12 +20,21 @@ def check_rewards(context: CheckContext) -> Iterator[Issue]:
             yield from _check_range(config, context.rewards[index], f"rewards.{index}")
     yield from _check_repeated(recipe.rewards, context.rewards)
     yield from _check_weights(recipe)
+    yield from _check_sources(recipe)
     try:
         name_rewards(recipe.rewards)
     except RewardError as error:
         issue = error.as_issue("rewards")
         if all(each.seen != issue.seen for each in context.kind_issues):
             yield issue
+
+
+def _check_sources(recipe: Recipe) -> Iterator[Issue]:
+    names = [source.source_name for source in recipe.dataset.parts]
+    for index, reward in enumerate(recipe.rewards):
+        if reward.source and reward.source not in names:
+            fix = f"name one of {', '.join(map(str, names))}" if names[0] else "remove it"
+            yield Issue(f"there is no source `{reward.source}`", fix, f"rewards.{index}.source")
 
 
 def _check_weights(recipe: Recipe) -> Iterator[Issue]:

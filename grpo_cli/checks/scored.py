@@ -13,8 +13,6 @@ _EMPTY = 0.5
 def check_scored(context: CheckContext) -> Iterator[Issue]:
     """Find groups of scored responses that do not fit, and responses that nothing holds the model near."""
     recipe, seen = context.recipe, context.preview
-    if recipe.is_sampled:
-        return
     if not recipe.setting("beta"):
         text = (
             "is 0: nothing holds the model near where it started, and it did not write these responses itself, "

@@ -4,20 +4,12 @@ from collections.abc import Iterator
 
 from grpo_cli.checks.context import CheckContext
 from grpo_cli.issues import Issue
-from grpo_cli.recipe.dataset import FIRST_ROWS, MixtureDataset
+from grpo_cli.recipe.dataset import FIRST_ROWS
 
 
 def check_streaming(context: CheckContext) -> Iterator[Issue]:
-    """Find streamed rows in a mixture, and what has no end with them."""
-    recipe, dataset = context.recipe, context.recipe.dataset
-    if isinstance(dataset, MixtureDataset):
-        for place, source in enumerate(dataset.sources):
-            if source.streams:
-                fix = "leave it out, or stream one dataset in which the rows are mixed"
-                path = f"dataset.sources.{place}.streaming"
-                yield Issue("does not work in a source of a mixture", fix, path)
-    if dataset.streams is None:
-        return
+    """Find what has no end with streamed rows."""
+    recipe = context.recipe
     if recipe.training.max_steps <= 0:
         seen = "is needed with `dataset.streaming`: rows are not counted, and no epoch ends"
         yield Issue(seen, "set the number of optimizer steps", "training.max_steps")

@@ -17,8 +17,6 @@ _PATH = "teacher.path"
 def check_teacher(context: CheckContext) -> Iterator[Issue]:
     """Check that the teacher is there and whole, and another model."""
     recipe = context.recipe
-    if recipe.teacher is None:
-        return
     try:
         teacher = find_teacher(recipe)
         if teacher is None:
