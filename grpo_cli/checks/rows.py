@@ -37,12 +37,6 @@ _SPOILT = (
         "a backslash and an n for each line break",
         "write the data with one level of escapes",
     ),
-    (
-        re.compile(r"Ã[\x80-\xbf©ª¨¤¶¼¢§´±]|â€[\x90-\x9f™œ“”˜¦]"),
-        0.1,
-        "letters that were UTF-8 and were read as another encoding",
-        "convert the data again, from UTF-8",
-    ),
 )
 """What spoils a text on its way; the share of rows from which on it is no chance; what is said, and the fix."""
 _SKIP_EMPTY = {"code", "judge"}

@@ -12,7 +12,7 @@ from tests.integration.conftest import RECIPE
 from tests.tiny_models import make_tiny_model
 
 ROOT = Path(__file__).parents[2]
-# May only fall. The goal is 110 and 120. The checks of each section are a file of their own, which a command calls.
+# May only fall. The goal is 110 and 120. A command calls the checks of each section, which are files of their own.
 MOST = {"command": 186, "worker": 200}
 COUNTING = """
 import json, os, sys

@@ -48,7 +48,6 @@ CASES = [
      "goes through the letters of `question`, which is text: 'q'"),
     ({"a.jsonl": GOOD_ROW.replace('"q"', '"<|im_start|>user"')}, USER, "prompt", "marks of a chat template"),
     ({"a.jsonl": GOOD_ROW.replace('"q"', r'"Two.\\nThree?"')}, USER, "prompt", "a backslash and an n"),
-    ({"a.jsonl": GOOD_ROW.replace('"q"', '"Ã©lÃ¨ve"')}, USER, "prompt", "as another encoding, such as 'Ã©'"),
     ({"a.jsonl": CHAT}, 'prompt: {user: "{{ prompt }}"}', "prompt.user", "printed as Python's list"),
     ({"a.jsonl": '{"prompt": {"role": "user", "content": "u"}, "answer": 1}'}, "limit: 1", "prompt",
      "has no prompt of its own"),
