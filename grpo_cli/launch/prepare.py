@@ -4,7 +4,6 @@ import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
@@ -23,7 +22,7 @@ from grpo_cli.launch.resume import (
 )
 from grpo_cli.launch.server_plan import find_server_location
 from grpo_cli.launch.server_process import check_server
-from grpo_cli.machine import is_on_cpu, read_hardware
+from grpo_cli.machine import Hardware, is_on_cpu, read_hardware
 from grpo_cli.models.source import model_folder_or_id
 from grpo_cli.models.vllm_engine import adapter_rank
 from grpo_cli.recipe.comparison import hash_code
@@ -108,22 +107,15 @@ def prepare(
     reporter.issues(checked.problems)
     if not dry_run:
         _check_server(recipe, path, reporter, cpu=is_on_cpu(recipe.launch, hardware))
-    plan_for = partial(
-        plan_launch, recipe, hardware=hardware, location=find_server_location(recipe)
-    )
     origin = describe_origin(sys.argv, path, recipe.seed) | {"code": hash_code(recipe)}
-    as_run = partial(PreparedRun, recipe=recipe, origin=origin, place=checked.loaded.place)
-    resuming = _Resuming(recipe, resume, as_run, reporter)
+    start = _Start(checked, hardware, origin, resume, reporter)
     if resume.run_id is not None:
-        named = locate_run(root, recipe, resume.run_id)
-        return _prepare_named(named, checked, origin, resuming, plan_for(named.path))
-    if resume.wanted and (resumed := resuming.find(root, plan_for)):
+        return start.in_named(locate_run(root, recipe, resume.run_id))
+    if resume.wanted and (resumed := start.find_resumed(root)):
         return resumed
     folder = create_run(root, recipe, checked.loaded.write_movable())
-    plan = plan_for(folder.path)
     with removed_on_failure(folder):
-        _describe(folder, plan, origin)
-    return as_run(folder, plan)
+        return start.described(folder)
 
 
 def _check_server(recipe: Recipe, path: Path, reporter: Reporter, *, cpu: bool) -> None:
@@ -161,40 +153,6 @@ def _check_rendezvous(recipe: Recipe) -> None:
         )
 
 
-def _describe(folder: RunFolder, plan: LaunchPlan, origin: dict[str, Any]) -> None:
-    write_json(folder.manifest, origin)
-    folder.write_plan(plan.as_json())
-    StatusFile(folder.status).update(state="pending")
-
-
-def _prepare_named(
-    folder: RunFolder,
-    checked: CheckedRecipe,
-    origin: dict[str, Any],
-    resuming: "_Resuming",
-    plan: LaunchPlan,
-) -> PreparedRun:
-    """Return the run with a given name: resumed if it has a checkpoint, started otherwise.
-
-    All machines read machine 0's checkpoints and status, so they decide alike.
-    """
-    try:
-        # Another command may be creating the same folder.
-        with folder.lock():
-            known = folder.resolved.is_file()
-            if not known:
-                create_named_run(folder, checked.recipe, checked.loaded.write_movable())
-                _describe(folder, plan, origin)
-    except OSError as error:
-        raise unwritable(folder.path, error) from None
-    wanted = resuming.request.wanted
-    if known and not wanted and StatusFile(folder.status).read().state != "pending":
-        raise already_exists(folder)
-    if wanted and (resumed := resuming.resume(folder, None, plan)):
-        return resumed
-    return resuming.as_run(folder, plan, anew=known)
-
-
 def already_exists(folder: RunFolder) -> UsageError:
     """Return the error of a `--run-id` that is taken."""
     return UsageError(
@@ -203,50 +161,89 @@ def already_exists(folder: RunFolder) -> UsageError:
 
 
 @dataclass(frozen=True)
-class _Resuming:
-    """Finds the run to resume, and reports what has changed since."""
+class _Start:
+    """A checked recipe on its way to a run folder: a new one, or the one to resume."""
 
-    recipe: Recipe
+    checked: CheckedRecipe
+    hardware: Hardware
+    origin: dict[str, Any]
     request: ResumeRequest
-    as_run: Callable[..., PreparedRun]
     reporter: Reporter
 
-    def find(self, root: Path, plan_for: Callable[[Path], LaunchPlan]) -> PreparedRun | None:
+    def described(self, folder: RunFolder) -> PreparedRun:
+        """Write into a new folder what is launched in it."""
+        run = self._ready(folder)
+        write_json(folder.manifest, self.origin)
+        folder.write_plan(run.plan.as_json())
+        StatusFile(folder.status).update(state="pending")
+        return run
+
+    def _ready(self, folder: RunFolder, **how: Any) -> PreparedRun:
+        recipe = self.checked.recipe
+        plan = plan_launch(
+            recipe, folder.path, self.hardware, location=find_server_location(recipe)
+        )
+        return PreparedRun(folder, plan, recipe, self.origin, self.checked.loaded.place, **how)
+
+    def in_named(self, folder: RunFolder) -> PreparedRun:
+        """Return the run with a given name: resumed if it has a checkpoint, started otherwise.
+
+        All machines read machine 0's checkpoints and status, so they decide alike.
+        """
+        try:
+            # Another command may be creating the same folder.
+            with folder.lock():
+                known = folder.resolved.is_file()
+                if not known:
+                    text = self.checked.loaded.write_movable()
+                    create_named_run(folder, self.checked.recipe, text)
+                    self.described(folder)
+        except OSError as error:
+            raise unwritable(folder.path, error) from None
+        if not self.request.wanted:
+            if known and StatusFile(folder.status).read().state != "pending":
+                raise already_exists(folder)
+        elif resumed := self._resume(folder, None):
+            return resumed
+        return self._ready(folder, anew=known)
+
+    def find_resumed(self, root: Path) -> PreparedRun | None:
         """Return the run to resume; None if there is none, or if it has no checkpoint."""
-        step = None
+        step, name = None, self.checked.recipe.name
         if self.request.source is not None:
             run, step = read_target(self.request.source)
-        elif (newest := find_started(root, self.recipe.name)) is not None:
+        elif (newest := find_started(root, name)) is not None:
             run = newest
         else:
-            self.reporter.say(f"no run of {self.recipe.name} in {root}: starting one")
+            self.reporter.say(f"no run of {name} in {root}: starting one")
             return None
-        resumed = self.resume(run, step, plan_for(run.path))
+        resumed = self._resume(run, step)
         if resumed is None:
             self.reporter.say(f"{run.path} has no checkpoint yet: starting a new run")
         return resumed
 
-    def resume(self, run: RunFolder, step: int | None, plan: LaunchPlan) -> PreparedRun | None:
+    def _resume(self, run: RunFolder, step: int | None) -> PreparedRun | None:
         """Return a run to resume, or a finished one; None if it has no checkpoint and no warm-up."""
-        if step is None and is_finished(run, self.recipe):
+        recipe, force, ready = self.checked.recipe, self.request.force, self._ready(run)
+        if step is None and is_finished(run, recipe):
             self.reporter.say(f"{run.path} is completed: nothing to resume")
-            return self.as_run(run, plan, finished=True)
-        resumption = plan_resumption(run, step, self.recipe, plan, force=self.request.force)
+            return replace(ready, finished=True)
+        resumption = plan_resumption(run, step, recipe, ready.plan, force=force)
         if resumption is None and run.warmup.is_dir():
-            list_changes(run, self.recipe, plan, force=self.request.force)
+            list_changes(run, recipe, ready.plan, force=force)
             self.reporter.say(f"resuming {run.path} from its warm-up")
-            return self.as_run(run, plan, anew=True)
+            return replace(ready, anew=True)
         if resumption is None:
             return None
         resumption = replace(resumption, trusted=self.request.trusted)
         self.reporter.say(f"resuming {run.path} from step {resumption.step}")
         self._report_changes(resumption)
-        return self.as_run(run, plan, resumption=resumption)
+        return replace(ready, resumption=resumption)
 
     def _report_changes(self, resumption: ResumePlan) -> None:
         for each in resumption.changed:
             self.reporter.say(f"changed: {each}", "note")
-        constant = str(self.recipe.setting("lr_scheduler_type")).startswith("constant")
+        constant = str(self.checked.recipe.setting("lr_scheduler_type")).startswith("constant")
         if not constant and any(each.path in LENGTHS for each in resumption.changed):
             text = "the learning rate follows the schedule of the new length"
             self.reporter.say(text, "note")
