@@ -14,6 +14,7 @@ from grpo_cli.convert.script_account import ALL_SECTIONS, Bound, is_config, is_t
 from grpo_cli.convert.script_model import ScriptModel
 from grpo_cli.convert.script_values import (
     MISSING,
+    TRAINER_PARAMETERS,
     Choice,
     Class,
     Function,
@@ -22,16 +23,12 @@ from grpo_cli.convert.script_values import (
     Value,
     code_of,
     plain,
+    rest_of,
 )
 from grpo_cli.convert.trl import INIT_KWARGS, find_home
 from grpo_cli.errors import nearest, recipe_error
 from grpo_cli.recipe.grpo_fields import MOVED, read_grpo_fields, refusal_of
 
-_TRAINER = (
-    "model reward_funcs args train_dataset eval_dataset processing_class reward_processing_classes "
-    "callbacks optimizers quantization_config peft_config tools rollout_func environment_factory"
-).split()
-"""Parameters of `GRPOTrainer`, in their order."""
 _NEAR = {
     "tokenizer": "processing_class",
     "dataset": "train_dataset",
@@ -98,17 +95,17 @@ class Script(ScriptModel):
         return recipe_error(message, fix, location=self.report.tree.location)
 
     def _bind_trainer(self, trainer: Object) -> Bound:
-        bound = self.bind(trainer, _TRAINER)
+        bound = self.bind(trainer, TRAINER_PARAMETERS)
         is_known = trainer.name.startswith(("trl.", "unsloth")) or trainer.name == "GRPOTrainer"
         is_own = trainer.cls is not None or not is_known or trainer.last_name != "GRPOTrainer"
-        for name in [each for each in bound if each not in _TRAINER]:
+        for name in [each for each in bound if each not in TRAINER_PARAMETERS]:
             value, node = bound.pop(name)
             if name in ("*", "**"):
                 fix = "these arguments of GRPOTrainer are not read; write what they hold"
                 self.leave("model", value, node, fix)
                 self.report.unread |= {*ALL_SECTIONS}
                 continue
-            close = _NEAR.get(name) or nearest(name, _TRAINER)
+            close = _NEAR.get(name) or nearest(name, TRAINER_PARAMETERS)
             reason = "GRPOTrainer has no such argument"
             if name in read_grpo_fields():
                 reason += f"; GRPOConfig has, and recipes have `{_find_target(name)}`"
@@ -145,37 +142,43 @@ class Script(ScriptModel):
             if len(configs) > 1:
                 self.leave("training", value, node, "this is the first; write what holds")
                 self.report.unread |= {"training", "generation", "logging"}
-        if config is None:
-            if value is not None and plain(value) is not None:
-                fix = f"write its values: {self.advice_for(value)}"
-                self.leave("training", value, node, fix)
-                self.report.unread |= {"training", "generation", "logging"}
-            return
-        for made in passes:
+        if config is None and value is not None and plain(value) is not None:
+            fix = f"write its values: {self.advice_for(value)}"
+            self.leave("training", value, node, fix)
+            self.report.unread |= {"training", "generation", "logging"}
+        for made in passes if config is not None else ():
             self.done.add(id(made))
             self.leave_change(made)
-        settings = self.bind(config, ["output_dir"])
+        settings = self.bind(config, ["output_dir"]) if config is not None else {}
         for change in self.evaluator.assignments:
             owner = change.owner
             is_meant = owner is value or owner in (config, *passes)
-            if is_meant and isinstance(owner, Object) and not change.name.startswith("["):
+            # Items are those of `vars(config)`.
+            name = change.key[1] if isinstance(change.key, tuple) else change.key
+            if is_meant and isinstance(owner, Object) and isinstance(name, str):
                 self.done.add(id(change))
-                is_lost = change.condition and change.name not in owner.attrs
-                after = Object(change.node) if is_lost else owner.attrs[change.name]
-                settings[change.name] = (after, change.node)
+                is_lost = change.condition and change.key not in owner.attrs
+                after = Object(change.node) if is_lost else owner.attrs[change.key]
+                at_call = isinstance(change.node, ast.Call)
+                settings[name] = (after, after.node if at_call else change.node)
         for name, (setting, where) in settings.items():
             self._take_setting(name, setting, where)
 
     def _take_setting(self, name: str, value: Value, node: ast.AST) -> None:
         data, target = plain(value), _find_target(name)
         if name in ("*", "**"):
-            self.leave("training", value, node, f"write what it holds: {self.advice_for(value)}")
+            for each in rest_of(value):
+                at = each.node if isinstance(each.node, ast.stmt | ast.Call) else node
+                fix = f"write what it holds: {self.advice_for(each)}"
+                self.leave("training", each, at, fix)
             self.report.unread |= {"training", "generation", "logging"}
+        elif "." in name:
+            self.drop(name, node, "an argument of the script's own config; what that sets is taken")
         elif name == "vllm_sampling_params" and isinstance(value, Object) and value.is_call:
             self._take_sampling(value)
         elif data is not MISSING:
             self.put(name, data, node)
-        elif isinstance(value, Literal) and isinstance(value.data, dict) and not value.is_open:
+        elif isinstance(value, Literal) and isinstance(value.data, dict):
             self._take_mapping(name, target or name, value, node)
         elif name in ("bf16", "fp16") and "supported" in code_of(node):
             reason = "depends on the GPU; recipes train in bf16 unless `training.fp16: true`"

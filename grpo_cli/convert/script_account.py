@@ -8,8 +8,8 @@ from typing import Any
 
 from grpo_cli.convert.key_report import KeyReport, by_key, read_keys, write_value
 from grpo_cli.convert.rewards import Reward, name_file
+from grpo_cli.convert.script_environment import Assignment, TooLongError
 from grpo_cli.convert.script_evaluator import Evaluator
-from grpo_cli.convert.script_expressions import Assignment, TooLongError
 from grpo_cli.convert.script_values import (
     METHODS,
     MISSING,

@@ -5,7 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from grpo_cli.convert.script_expressions import Expressions
+from grpo_cli.convert.key_report import read_keys
+from grpo_cli.convert.script_expressions import Expressions, has_mapping
 from grpo_cli.convert.script_values import (
     FUNCTIONS,
     METHODS,
@@ -22,7 +23,10 @@ from grpo_cli.convert.script_values import (
     fill_unset,
     literal,
     plain,
+    reachable,
+    rest_of,
     root_of,
+    unset,
 )
 from grpo_cli.recipe.yaml_tree import read_scalar
 
@@ -32,6 +36,7 @@ _COPIES = "copy.copy copy.deepcopy dataclasses.asdict asdict vars accelerator.pr
 _ENVIRONMENT = ("os.environ.get", "os.getenv", "os.environ.setdefault", "os.environ.pop")
 _CHANGES = "append extend insert remove pop clear sort reverse popitem update setdefault".split()
 """Methods that change a list or a mapping."""
+_MAPPING_CHANGES = ("update", "pop", "popitem", "setdefault", "clear")
 _DEEPEST = 24
 """Calls of functions inside each other that are followed."""
 Arguments = dict[str, Value]
@@ -48,6 +53,8 @@ class Calls(Expressions):
         self.entered: set[ast.AST] = set()
         """Functions that were called."""
         self._active: list[ast.AST] = []
+        self._methods: list[tuple[Class | None, tuple[Value, ...]]] = []
+        """The class and the first arguments of the functions that are read."""
 
     def execute(self, body: Sequence[ast.stmt], frame: Frame) -> str | None:
         """Read statements in order; return why they end early, or None."""
@@ -88,6 +95,13 @@ class Calls(Expressions):
                     if plain(option) is not None
                 ]
                 return choose(node, results) if results else Object(node)
+            case Object(owner=Choice(options=options) as owner) if has_mapping(owner):
+                results = [
+                    (test, self.call_value(node, method, positional, keywords))
+                    for test, option in options
+                    for method in (Object(function.node, function.name, option),)
+                ]
+                return choose(node, results)
             case Object(owner=Literal() as owner):
                 return self._call_method(node, function.name, owner, positional, keywords)
             case Object():
@@ -120,7 +134,11 @@ class Calls(Expressions):
             self._bind(function, [*function.positional, *positional], keywords, frame)
             if isinstance(definition, ast.Lambda):
                 return self.evaluate(definition.body, frame)
-            self.execute(definition.body, frame)  # type: ignore[attr-defined]
+            self._methods.append((function.cls, function.positional))
+            try:
+                self.execute(definition.body, frame)  # type: ignore[attr-defined]
+            finally:
+                self._methods.pop()
         if any(isinstance(each, ast.Yield | ast.YieldFrom) for each in ast.walk(definition)):
             return unknown
         return choose(node, frame.returns) if frame.returns else literal(node, None)
@@ -147,10 +165,10 @@ class Calls(Expressions):
             frame.names[name] = value or Object(each, name=name, parts=(Object(each),))
         if spec.vararg:
             rest = tuple(positional[len(names) :])
-            more = (left["*"],) if "*" in left else ()
+            more = rest_of(left.get("*"))
             frame.names[spec.vararg.arg] = Literal(spec.vararg, rest, rest=more)
         if spec.kwarg:
-            more = (left.pop("**"),) if "**" in left else ()
+            more = rest_of(left.pop("**", None))
             left.pop("*", None)
             frame.names[spec.kwarg.arg] = Literal(spec.kwarg, left, rest=more)
 
@@ -161,20 +179,27 @@ class Calls(Expressions):
         instance = Object(node, name=cls.name, cls=cls, depth=len(self._undo))
         if pair is not None and isinstance(pair[1], Function):
             init = pair[1]
-            if base is None or "GRPO" not in base.name.upper():
+            is_config = base is not None and base.last_name.endswith("Config")
+            if base is None or is_config or "GRPO" not in base.name.upper():
                 bound = Function(init.node, frame=init.frame, positional=(instance,), cls=pair[0])
                 self.call_value(node, bound, positional, keywords)
-                instance.parts = (*positional, *keywords.values())
+                if base is not None and is_config:
+                    self._keep_arguments(instance, cls, base, {**_number(positional), **keywords})
+                else:
+                    instance.parts = (*positional, *keywords.values())
                 return instance
-            # A trainer's or a config's own code is not followed: what it gets is taken as its base's.
+            # A trainer's own code is not followed: what it gets is taken as its base's.
             spec: ast.arguments = init.node.args  # type: ignore[attr-defined]
             names = [each.arg for each in (*spec.posonlyargs, *spec.args)][1:]
             keywords = {**dict(zip(names, positional, strict=False)), **keywords}
             positional = positional[len(names) :]
-        for name in cls.fields:
+        lines = [each.fields for each in reversed(cls.ancestry()) if isinstance(each, Class)]
+        names = [*dict.fromkeys(name for line in lines for name in line)]
+        for name in names:
             if (value := cls.find(name)) is not None:
                 instance.attrs[name] = self._default_of_field(value[1])
-        values = {**dict(zip(cls.fields, positional, strict=False)), **keywords}
+        # The fields of a base outside of the script come first.
+        values = {**dict(zip(names if base is None else (), positional, strict=False)), **keywords}
         if {"*", "**"} & keywords.keys():
             for name, preset in instance.attrs.items():
                 default = default_of(preset)
@@ -187,7 +212,7 @@ class Calls(Expressions):
         if base is None:
             instance.parts = (*positional, *keywords.values())
             return instance
-        fields = {name: value for name, value in instance.attrs.items() if name in cls.fields}
+        fields = {name: value for name, value in instance.attrs.items() if name in names}
         return self._build(instance, base, {**fields, **_number(positional), **keywords})
 
     def _build(self, instance: Object, base: Object, args: Arguments) -> Object:
@@ -195,7 +220,23 @@ class Calls(Expressions):
         made = self.make(instance.node, base.name, args)
         instance.name, instance.args, instance.condition = base.name, made.args, made.condition
         self.made[-1] = instance
+        pair = instance.cls.find("__post_init__") if instance.cls is not None else None
+        if pair is not None and isinstance(pair[1], Function):
+            after = Function(pair[1].node, frame=pair[1].frame, positional=(instance,), cls=pair[0])
+            self.call_value(instance.node, after, [], {})
         return instance
+
+    def _keep_arguments(
+        self, instance: Object, cls: Class, base: Object, arguments: Arguments
+    ) -> None:
+        """Keep those arguments of a config of the script that its `__init__` does not pass on."""
+        if instance.args is None:
+            self._build(instance, base, {})
+        taken = [*(instance.args or {}).values(), *instance.attrs.values()]
+        nodes = {id(each.node) for value in taken for each in reachable(value)}
+        for name, value in arguments.items():
+            if id(value.node) not in nodes:
+                instance.args = {**(instance.args or {}), f"{cls.name}.{name}": value}
 
     def _default_of_field(self, value: Value) -> Value:
         """Return the default in `field(default=…)`, or a value itself."""
@@ -213,7 +254,6 @@ class Calls(Expressions):
         self, node: ast.AST, name: str, owner: Literal, positional: list[Value], keywords: Arguments
     ) -> Value:
         data, count = owner.data, len(positional)
-        is_open = bool({"*", "**"} & keywords.keys())
         if isinstance(data, list | dict) and name in _CHANGES:
             return self._change_items(node, name, owner, positional, keywords)
         if isinstance(data, dict) and name == "get" and count:
@@ -223,8 +263,13 @@ class Calls(Expressions):
             if key is not MISSING and owner.is_complete:
                 return positional[1] if count > 1 else literal(node, None)
         if name == "copy" and isinstance(data, list | dict):
-            return Literal(node, data.copy(), owner.is_open, owner.rest)
-        if name not in METHODS or is_open:
+            return Literal(node, data.copy(), owner.rest)
+        if isinstance(data, dict) and name in ("items", "keys", "values"):
+            keys = [literal(node, key) for key in data]
+            pairs = [Literal(node, pair) for pair in zip(keys, data.values(), strict=True)]
+            views = {"items": pairs, "keys": keys, "values": [*data.values()]}
+            return Literal(node, views[name], owner.rest)
+        if name not in METHODS or {"*", "**"} & keywords.keys():
             return Object(node, parts=(owner, *positional, *keywords.values()))
 
         def method(text: Any, *values: Any) -> Any:
@@ -236,7 +281,7 @@ class Calls(Expressions):
     def _change_items(
         self, node: ast.AST, name: str, owner: Literal, positional: list[Value], keywords: Arguments
     ) -> Value:
-        """Change a list or a mapping; one of which the new items are not known becomes open."""
+        """Change a list or a mapping; a change that is not known becomes a part of its rest."""
         items: Any = owner.data
         result: Value = literal(node, None)
         first = positional[0] if positional else None
@@ -245,23 +290,45 @@ class Calls(Expressions):
             case list(), "append" if first is not None:
                 changed: Any = [*items, first]
             case list(), "extend" if first is not None:
-                changed, more = [*items, *(self.items_of(first) or [])], self.items_of(first)
-                self.store(
-                    owner.__dict__, "rest", owner.rest + (() if more is not None else (first,))
-                )
+                more = self.items_of(first)
+                changed = [*items, *(more or [])]
+                if more is None:
+                    self.add_unknown(owner, Object(node, parts=(first,)))
             case dict(), "update":
                 joined = self._join(owner, positional, keywords)
                 self.store(owner.__dict__, "rest", joined.rest)
-                self.store(owner.__dict__, "is_open", joined.is_open)
                 changed = joined.data
             case dict(), "pop" if isinstance(key, str) and (key in items or owner.is_complete):
                 changed = {each: value for each, value in items.items() if each != key}
                 result = items.get(key) or (positional[1] if len(positional) > 1 else result)
+            case dict(), "setdefault" if isinstance(key, str) and (
+                key in items or owner.is_complete
+            ):
+                default = positional[1] if len(positional) > 1 else result
+                changed = {**items, key: fill_unset(items.get(key) or default, default)}
+                result = changed[key]
+            case _, "clear":
+                self.store(owner.__dict__, "rest", ())
+                changed = type(items)()
             case _:
-                self.store(owner.__dict__, "is_open", True)
+                self.add_unknown(owner, Object(node, parts=(*positional,)))
                 return Object(node, parts=(owner, *positional))
         self.store(owner.__dict__, "data", changed)
         return result
+
+    def change_unknown(
+        self, node: ast.AST, name: str, owner: Object, positional: list[Value], keywords: Arguments
+    ) -> None:
+        """Record what the change of a value as a mapping sets, if the value is not known."""
+        joined = Literal(node, {})
+        if name == "update":
+            joined = self._join(joined, positional, keywords)
+        for key, value in joined.data.items():
+            self.record(owner, ("item", key), f"[{key!r}]", value, node)
+        if name == "pop" and positional and isinstance(plain(positional[0]), str):
+            self.store(owner.attrs, ("item", plain(positional[0])), unset(node), owner.depth)
+        if name != "update" or joined.rest:
+            self.add_unknown(owner, Object(node, parts=joined.rest))
 
     def _join(self, mapping: Literal, positional: list[Value], keywords: Arguments) -> Literal:
         """Return a mapping with what `dict` or `update` adds to it."""
@@ -281,8 +348,18 @@ class Calls(Expressions):
         result: Value | None = None
         if function.is_import:
             result = self._call_builtin(node, name, positional, keywords)
-        elif isinstance(owner, Object) and owner.is_call:
-            result = self._parse(node, owner, name, args)
+        elif isinstance(owner, Object) and owner.name == "super" and name.startswith("__"):
+            instance, cls = owner.owner, owner.cls
+            base = cls.outside_base if cls is not None else None
+            match name, instance, base:
+                case "__init__", Object(args=None), Object() if base.last_name.endswith("Config"):
+                    self._build(instance, base, args)
+            result = literal(node, None)
+        elif isinstance(owner, Object):
+            if name in _MAPPING_CHANGES:
+                self.change_unknown(node, name, owner, positional, keywords)
+            result = self._parse(node, owner, name, args) if owner.is_call else None
+            result = result or self._set_fields(node, name, owner, args)
         if result is not None:
             return result
         return (
@@ -300,10 +377,16 @@ class Calls(Expressions):
             return Object(
                 node, parts=(*positional,), default=default_of(value) if value else MISSING
             )
+        if name == "super" and self._methods and all(self._methods[-1]):
+            cls, instance = self._methods[-1]
+            return Object(node, "super", instance[0], cls=cls, parts=instance[:1])
         if name == "dict" and len(positional) < 2:
             return self._join(Literal(node, {}), positional, keywords)
         if first is None:
             return None
+        if name == "zip" and all(self.items_of(each) is not None for each in positional):
+            groups = zip(*(self.items_of(each) or [] for each in positional), strict=False)
+            return Literal(node, [Literal(node, group) for group in groups])
         if name in ("functools.partial", "partial"):
             return Function(node, target=first, positional=(*positional[1:],), keywords=keywords)
         if name in _COPIES and len(positional) == 1:
@@ -317,6 +400,19 @@ class Calls(Expressions):
         if name in FUNCTIONS and not keywords:
             return self.lift(node, FUNCTIONS[name], positional)
         return None
+
+    def _set_fields(self, node: ast.AST, name: str, owner: Object, args: Arguments) -> Value | None:
+        """Set the fields that a method of `TrainingArguments`, such as `set_training`, sets."""
+        fields = read_keys("script-setters").get(name)
+        if fields is None:
+            return None
+        for index, (parameter, (target, default)) in enumerate(fields.items()):
+            value = args.get(parameter, args.get(str(index)))
+            if value is None and {"*", "**"} & args.keys():
+                value = Object(node)
+            if value is not None or default is not None:
+                self.set_attribute(owner, target, value or literal(node, default), node)
+        return owner
 
     # Arguments of the command line.
 
@@ -393,7 +489,7 @@ class Calls(Expressions):
 
 def _name_rest(star: str, rest: tuple[Value, ...]) -> Arguments:
     """Return the unknown values of `*` or `**` as one argument."""
-    value = Object(rest[0].node, parts=rest) if len(rest) > 1 else None
+    value = Literal(rest[0].node, {}, rest) if len(rest) > 1 else None
     return {star: value or rest[0]} if rest else {}
 
 

@@ -5,25 +5,69 @@ classes of the script are followed where they are called.
 """
 
 import ast
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from grpo_cli.convert.script_calls import Calls
+from grpo_cli.convert.script_environment import put_back
 from grpo_cli.convert.script_values import (
     MISSING,
+    Choice,
     Class,
     Frame,
     Function,
+    Literal,
     Object,
+    Value,
+    choose,
     code_of,
     literal,
     negate,
     plain,
+    reachable,
 )
 
 _IMPORT_ERRORS = ("ImportError", "ModuleNotFoundError")
 _EXITS = ("sys.exit", "exit", "quit", "os._exit")
+
+
+_IMPORTS = (ast.Import, ast.ImportFrom)
+
+
+@dataclass(frozen=True, eq=False)
+class _Carried:
+    """A value that a loop changes, which it may compute from that of the turn before."""
+
+    target: dict[Any, Any]
+    key: Any
+    name: Any
+    """Of an item of a mapping, its key."""
+    before: Value
+    unknown: Object
+    """Stands for the value of the turn before."""
+
+    def write(self, evaluator: Calls, value: Value) -> None:
+        """Set the value."""
+        whole = value
+        if self.key == "data":
+            whole = {**self.target[self.key], self.name: value}  # type: ignore[assignment]
+        evaluator.store(self.target, self.key, whole)
+
+    def settle(self, evaluator: Calls) -> None:
+        """After the loop, set what it may be: unknown if the loop computes it from itself."""
+        value = self.target.get(self.key, MISSING)
+        value = value.get(self.name) if self.key == "data" else value
+        if not isinstance(value, Value):
+            return
+        options = value.options if isinstance(value, Choice) else (("", value),)
+        for _, option in options:
+            if option is not self.unknown and self.unknown in reachable(option):
+                self.write(evaluator, Object(option.node, parts=(option,)))
+                return
+        kept = [(test, self.before if each is self.unknown else each) for test, each in options]
+        self.write(evaluator, choose(value.node, kept))
 
 
 class Evaluator(Calls):
@@ -82,7 +126,9 @@ class Evaluator(Calls):
                 for target in targets:
                     if isinstance(target, ast.Subscript):
                         owner = self.evaluate(target.value, frame)
-                        self.store(owner.__dict__, "is_open", True)
+                        key = self.evaluate(target.slice, frame)
+                        pop = Object(statement, name="pop", owner=owner)
+                        self.call_value(statement, pop, [key], {})
             case _:
                 return self._execute_block(statement, frame)
         return None
@@ -135,14 +181,46 @@ class Evaluator(Calls):
             unknown = Object(statement.target, "each", self.evaluate(statement.iter, frame))
             self.assign(statement.target, unknown, frame, statement)
         arms = [(f"in the loop of line {statement.lineno}", statement.body), ("", [])]
-        self._execute_arms(statement, arms, frame)
+        marks = len(self.made), len(self.assignments)
+        self._undo.append({})
+        try:
+            self._execute_arms(statement, arms, frame)
+        finally:
+            undo = self._undo.pop()
+        carried = [each for place in undo.values() for each in self._carry(statement, *place)]
+        if carried:
+            for place in undo.values():
+                put_back(*place)
+            del self.made[marks[0] :], self.assignments[marks[1] :]
+            for each in carried:
+                each.write(self, each.unknown)
+            self._execute_arms(statement, arms, frame)
+            for each in carried:
+                each.settle(self)
+        elif self._undo:
+            self._undo[-1] = {**undo, **self._undo[-1]}
         return self.execute(statement.orelse, frame)
+
+    def _carry(
+        self, loop: ast.AST, target: dict[Any, Any], key: Any, before: Any
+    ) -> Iterator["_Carried"]:
+        """Yield the values that a loop changes, and may compute from those of the turn before."""
+        after = target.get(key, MISSING)
+        if key == "data" and isinstance(before, dict) and isinstance(after, dict):
+            pairs = [(name, value, after.get(name)) for name, value in before.items()]
+        else:
+            pairs = [(None, before, after)]
+        for name, old, new in pairs:
+            is_scalar = isinstance(old, Literal) and isinstance(old.data, int | float | str)
+            if is_scalar and new is not old:
+                yield _Carried(target, key, name, old, Object(loop))
 
     def _execute_try(self, statement: ast.Try | ast.TryStar, frame: Frame) -> str | None:
         signal = self.execute(statement.body, frame) or self.execute(statement.orelse, frame)
         for handler in statement.handlers:
             # Imported packages are taken to be installed.
-            if handler.type is not None and code_of(handler.type) in _IMPORT_ERRORS:
+            is_import = handler.type is not None and code_of(handler.type) in _IMPORT_ERRORS
+            if is_import and all(isinstance(each, _IMPORTS) for each in statement.body):
                 continue
             if handler.name:
                 self.store(frame.names, handler.name, Object(statement, name=handler.name))

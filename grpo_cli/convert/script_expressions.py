@@ -1,13 +1,15 @@
-"""The environment of a Python script (names, objects, branches), and the values of its expressions."""
+"""The values of expressions in a Python script."""
 
 import ast
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+from grpo_cli.convert.script_environment import Environment
 from grpo_cli.convert.script_values import (
     MISSING,
     OPERATORS,
+    TRAINER_PARAMETERS,
     Choice,
     Class,
     Frame,
@@ -19,6 +21,7 @@ from grpo_cli.convert.script_values import (
     code_of,
     compute,
     default_of,
+    is_unset,
     literal,
     merge,
     negate,
@@ -26,38 +29,11 @@ from grpo_cli.convert.script_values import (
     unset,
 )
 
-_MOST_STEPS = 40_000
 _MOST_ITEMS = 64
 
 
-@dataclass(frozen=True, eq=False)
-class Assignment:
-    """An attribute or an item of an object that is set after the object was made."""
-
-    owner: Value
-    name: str
-    """As in `config.use_cache`, or `[key]`."""
-    value: Value
-    node: ast.AST
-    condition: str
-
-
-class TooLongError(Exception):
-    """The script has more steps than are read."""
-
-
-class Expressions:
-    """Evaluates expressions, and keeps what branches change apart until they meet."""
-
-    def __init__(self) -> None:
-        self.module = Frame({"__name__": literal(ast.Constant("__main__"), "__main__")})
-        self.made: list[Object] = []
-        """Every call of something that the script does not define, in order."""
-        self.assignments: list[Assignment] = []
-        self._conditions: list[str] = []
-        self._undo: list[dict[tuple[int, Any], tuple[dict[Any, Any], Any, Any]]] = []
-        """For each open branch, what it changed: mapping, key and the value before."""
-        self._steps = 0
+class Expressions(Environment):
+    """Evaluates expressions."""
 
     def call(self, node: ast.Call, frame: Frame) -> Value:
         """Return the result of a call."""
@@ -68,104 +44,6 @@ class Expressions:
     ) -> Value:
         """Return the result of a function for arguments."""
         raise NotImplementedError
-
-    # The environment.
-
-    @property
-    def condition(self) -> str:
-        """The conditions of the branch that is read."""
-        return " and ".join(filter(None, self._conditions))
-
-    def count_step(self) -> None:
-        """Count what is read; raise TooLongError if it is too much."""
-        self._steps += 1
-        if self._steps > _MOST_STEPS:
-            raise TooLongError
-
-    def branch(
-        self, node: ast.AST, arms: Sequence[tuple[str, Callable[[], str | None]]]
-    ) -> list[str | None]:
-        """Read branches, of which one is taken; what differs after those that go on is a choice."""
-        signals: list[str | None] = []
-        ends: list[tuple[str, dict[tuple[int, Any], Any]]] = []
-        touched: dict[tuple[int, Any], tuple[dict[Any, Any], Any]] = {}
-        for condition, arm in arms:
-            self._undo.append({})
-            self._conditions.append(condition)
-            signal: str | None = "raise"
-            try:
-                signal = arm()
-            finally:
-                self._conditions.pop()
-                undo = self._undo.pop()
-                after = {place: each[0].get(each[1], MISSING) for place, each in undo.items()}
-                for target, key, before in undo.values():
-                    _put(target, key, before)
-            signals.append(signal)
-            if signal is None:
-                ends.append((condition, after))
-                touched |= {place: each[:2] for place, each in undo.items()}
-        for place, (target, key) in touched.items():
-            before = target.get(key, MISSING)
-            options = [(condition, after.get(place, before)) for condition, after in ends]
-            self._merge(node, target, key, options)
-        return signals
-
-    def _merge(
-        self, node: ast.AST, target: dict[Any, Any], key: Any, options: list[tuple[str, Any]]
-    ) -> None:
-        """Set an item to what it may be: the value of a name, or the content of a list or mapping."""
-        values = [value for _, value in options]
-        if all(value is values[0] for value in values):
-            self.store(target, key, values[0])
-        elif all(isinstance(value, Value) or value is MISSING for value in values):
-            filled = [(test, unset(node) if each is MISSING else each) for test, each in options]
-            self.store(target, key, choose(node, filled))
-        elif key == "data" and all(isinstance(value, dict) for value in values):
-            self.store(target, key, merge(node, options))
-        elif key == "rest":
-            self.store(target, key, (*dict.fromkeys(each for value in values for each in value),))
-        else:
-            self.store(target, "is_open", True)
-            if key == "data":
-                self.store(target, key, max(values, key=len))
-
-    def store(self, target: dict[Any, Any], key: Any, value: Any, depth: int = 0) -> None:
-        """Set an item of the environment so that a branch can be undone.
-
-        Args:
-            depth: The number of branches inside which the target was made: the others cannot see it.
-        """
-        if len(self._undo) > depth:
-            before = target.get(key, MISSING)
-            self._undo[-1].setdefault((id(target), key), (target, key, before))
-        _put(target, key, value)
-
-    def set_attribute(self, owner: Value, name: str, value: Value, node: ast.AST) -> None:
-        """Set an attribute of an object, and record it."""
-        match owner:
-            case Object(args=args, attrs=attrs):
-                if args is not None and name in args and name not in attrs:
-                    attrs[name] = args[name]  # what it is in a branch that does not set it
-                self.record(owner, name, name, value, node)
-            case Class():
-                self.store(owner.attrs, name, value)
-
-    def record(self, owner: Object, key: Any, name: str, value: Value, node: ast.AST) -> None:
-        """Set an attribute or item of an object, and record the assignment."""
-        self.store(owner.attrs, key, value, owner.depth)
-        self.assignments.append(Assignment(owner, name, value, node, self.condition))
-
-    def make(
-        self, node: ast.AST, name: str, args: dict[str, Value], owner: Value | None = None
-    ) -> Object:
-        """Record the call of something that the script does not define."""
-        made = Object(node, name, owner, {key: _freeze(value) for key, value in args.items()})
-        made.condition, made.depth = self.condition, len(self._undo)
-        self.made.append(made)
-        return made
-
-    # Expressions.
 
     def evaluate(self, node: ast.expr, frame: Frame) -> Value:
         """Return the value of an expression."""
@@ -284,24 +162,27 @@ class Expressions:
 
     def spread(self, mapping: Literal, value: Value) -> Literal:
         """Return a mapping with the items of another value, of which one or more may be known."""
-        node, rest, is_open = mapping.node, mapping.rest, mapping.is_open
+        node, rest = mapping.node, mapping.rest
         options = value.options if isinstance(value, Choice) else (("", value),)
         merged: list[tuple[str, dict[Any, Value]]] = []
         for test, option in options:
             inner = self.mapping_of(option)
-            if inner is not None:
-                is_open = is_open or inner.is_open
-                rest += inner.rest or ((value,) if inner.is_open else ())
-            elif plain(option) is not None and getattr(option, "name", "") != "unset":
-                rest += (value,)
+            if inner is None and not is_unset(option) and plain(option) is not None:
+                inner = _known_items(option)
+            rest += inner.rest if inner else ()
             merged.append((test, {**mapping.data, **(inner.data if inner else {})}))
-        return Literal(node, merge(value.node, merged), is_open, (*dict.fromkeys(rest),))
+        return Literal(node, merge(value.node, merged), (*dict.fromkeys(rest),))
 
     def operate(self, node: ast.AST, operator: ast.operator, left: Value, right: Value) -> Value:
         """Return the result of an operator; of `|`, what is known of the mapping."""
+        if isinstance(left, Choice) and has_mapping(left):
+            results = [
+                (test, self.operate(node, operator, each, right)) for test, each in left.options
+            ]
+            return choose(node, results)
         mapping = self.mapping_of(left) if isinstance(operator, ast.BitOr) else None
         if mapping is not None:
-            return self.spread(Literal(node, mapping.data, mapping.is_open, mapping.rest), right)
+            return self.spread(Literal(node, mapping.data, mapping.rest), right)
         return self.lift(node, OPERATORS.get(type(operator)), [left, right])
 
     def mapping_of(self, value: Value) -> Literal | None:
@@ -309,6 +190,9 @@ class Expressions:
         match value:
             case Literal(data=dict()):
                 return value
+            case Literal(data=list() | tuple() as items) if items and all(map(_is_pair, items)):
+                pairs = [each.data for each in items]
+                return Literal(value.node, {plain(key): item for key, item in pairs}, value.rest)
             case Object(cls=Class() as cls, attrs=attrs):
                 names = dict.fromkeys(
                     each for each in (*cls.fields, *attrs) if isinstance(each, str)
@@ -350,23 +234,44 @@ class Expressions:
         """Return the items of a list over known items; of anything else, what it is computed from."""
         generators = node.generators  # type: ignore[attr-defined]
         source = self.evaluate(generators[0].iter, frame)
-        items = self.items_of(source)
         inside = Frame({}, parent=frame)
-        is_list = isinstance(node, ast.ListComp) and len(generators) == 1
-        if is_list and items is not None and len(items) <= _MOST_ITEMS:
-            results: list[Value] = []
-            for item in items:
-                self.assign(generators[0].target, item, inside, node)
-                tests = [plain(self.evaluate(test, inside)) for test in generators[0].ifs]
-                if MISSING in tests:
-                    return Object(node, parts=(source,))
-                results += [self.evaluate(node.elt, inside)] if all(tests) else []  # type: ignore[attr-defined]
-            return Literal(node, results)
+        rest = source.rest if isinstance(source, Literal) else ()
+        items = self.items_of(replace(source, rest=()) if isinstance(source, Literal) else source)
+        if len(generators) == 1 and items is not None and len(items) <= _MOST_ITEMS:
+            pairs = self._comprehend_items(node, generators[0], items, inside)
+            if isinstance(node, ast.DictComp):
+                known = {plain(key): value for key, value in pairs if _is_key(plain(key))}
+                rest += tuple(
+                    Object(node, parts=each) for each in pairs if plain(each[0]) not in known
+                )
+                return Literal(node, known, rest)
+            if not rest and not any(
+                isinstance(each, Choice) and any(map(is_unset, each.parts)) for _, each in pairs
+            ):
+                return Literal(node, [each for _, each in pairs])
         for generator in generators:
             unknown = Object(generator.target, parts=(source,))
             self.assign(generator.target, unknown, inside, node)
         elements = [node.value] if isinstance(node, ast.DictComp) else [node.elt]  # type: ignore[attr-defined]
         return Object(node, parts=(source, *(self.evaluate(each, inside) for each in elements)))
+
+    def _comprehend_items(
+        self, node: Any, generator: ast.comprehension, items: list[Value], inside: Frame
+    ) -> list[tuple[Value, Value]]:
+        """Return the key (if it has one) and value of each item; one of an unknown test may not be set."""
+        pairs: list[tuple[Value, Value]] = []
+        for item in items:
+            self.assign(generator.target, item, inside, node)
+            tests = {code_of(each): plain(self.evaluate(each, inside)) for each in generator.ifs}
+            if not all(each is MISSING or each for each in tests.values()):
+                continue
+            key = self.evaluate(getattr(node, "key", None) or ast.Constant(None), inside)
+            value = self.evaluate(getattr(node, "value", None) or node.elt, inside)
+            code = " and ".join(test for test, each in tests.items() if each is MISSING)
+            if code:
+                value = choose(value.node, [(code, value), (negate(code), unset(node))])
+            pairs.append((key, value))
+        return pairs
 
     def get_attribute(self, node: ast.AST, owner: Value, name: str) -> Value:
         """Return an attribute of a value."""
@@ -379,6 +284,12 @@ class Expressions:
         return Object(node, name=name, owner=owner)
 
     def _get_of_object(self, node: ast.AST, owner: Object, name: str) -> Value:
+        if owner.name == "super" and owner.cls is not None:
+            pair = next(filter(None, (_own(cls, name) for cls in owner.cls.ancestry()[1:])), None)
+            if pair is None or not isinstance(pair[1], Function):
+                return Object(node, name=name, owner=owner)
+            init = pair[1]
+            return Function(init.node, frame=init.frame, positional=(*owner.parts,), cls=pair[0])
         if name in owner.attrs:
             return owner.attrs[name]
         if owner.cls is not None and (pair := owner.cls.find(name)) is not None:
@@ -391,8 +302,13 @@ class Expressions:
             bound = Function(value.node, frame=value.frame, positional=(owner,), cls=cls)
             is_property = any(mark.endswith("property") for mark in marks)
             return self.call_value(node, bound, [], {}) if is_property else bound
-        if owner.args is not None and name in owner.args and owner.owner is None:
-            return owner.args[name]
+        if owner.args is not None and owner.owner is None:
+            is_trainer = owner.last_name.endswith("Trainer")
+            place = name
+            if is_trainer and name in TRAINER_PARAMETERS and name not in owner.args:
+                place = str(TRAINER_PARAMETERS.index(name))
+            if place in owner.args and not (is_trainer and isinstance(owner.args[place], Literal)):
+                return owner.args[place]
         if owner.is_import:
             return Object(node, name=f"{owner.name}.{name}")
         owner.attrs[name] = Object(node, name=name, owner=owner)
@@ -407,12 +323,15 @@ class Expressions:
             case Literal(data=list() | tuple() as data, is_complete=True) if isinstance(index, int):
                 if -len(data) <= index < len(data):
                     return data[index]
+            case Choice(options=options) if has_mapping(owner):
+                return choose(
+                    node, [(test, self.get_item(node, each, key)) for test, each in options]
+                )
             case Object():
-                name = repr(index) if _is_key(index) else code_of(key.node)
-                if ("item", name) not in owner.attrs:
-                    item = Object(node, name=f"[{name}]", owner=owner, parts=(key,))
-                    owner.attrs["item", name] = item
-                return owner.attrs["item", name]
+                place, name = _place_of(key)
+                if place not in owner.attrs:
+                    owner.attrs[place] = Object(node, name=name, owner=owner, parts=(key,))
+                return owner.attrs[place]
         return Object(node, parts=(owner, key))
 
     # Targets of assignments.
@@ -450,27 +369,60 @@ class Expressions:
             case Literal(data=dict() as data) if _is_key(index):
                 self.store(owner.__dict__, "data", {**data, index: value})
             case Literal():
-                self.store(owner.__dict__, "is_open", True)
+                self.add_unknown(owner, Object(node, parts=(key, value)))
+            case Choice(parts=parts) if has_mapping(owner):
+                for each in parts:
+                    self._set_item(each, key, value, node)
             case Object():
-                name = repr(index) if _is_key(index) else code_of(key.node)
-                self.record(owner, ("item", name), f"[{name}]", value, node)
+                self.record(owner, *_place_of(key), value, node)
+
+    def add_unknown(self, owner: Literal | Object, change: Object) -> None:
+        """Have a list, a mapping or an unknown value hold what a change of unknown items adds to it."""
+        if isinstance(owner, Literal):
+            self.store(owner.__dict__, "rest", (*owner.rest, change))
+        else:
+            self.store(owner.attrs, ("change", change.node), change, owner.depth)
 
 
-def _freeze(value: Value) -> Value:
-    """Return a list or mapping as it is now: the script may change it later."""
-    if isinstance(value, Literal) and isinstance(value.data, list):
-        return replace(value, data=[*map(_freeze, value.data)])
-    if isinstance(value, Literal) and isinstance(value.data, dict):
-        items = {key: _freeze(item) for key, item in value.data.items()}
-        return replace(value, data=items)
-    return value
+def has_mapping(value: Choice) -> bool:
+    """Return whether one of the values is a list or mapping of the script, which it may change."""
+    return any(
+        isinstance(each, Literal) and isinstance(each.data, dict | list) for each in value.parts
+    )
 
 
-def _put(target: dict[Any, Any], key: Any, value: Any) -> None:
-    if value is MISSING:
-        target.pop(key, None)
-    else:
-        target[key] = value
+def _own(cls: Value, name: str) -> tuple[Class, Value] | None:
+    return (cls, cls.attrs[name]) if isinstance(cls, Class) and name in cls.attrs else None
+
+
+def _place_of(key: Value) -> tuple[tuple[str, Any], str]:
+    """Return where an object has an item, and how that is written."""
+    index = plain(key)
+    place = ("item", index) if _is_key(index) else ("part", code_of(key.node))
+    return place, f"[{index!r}]" if _is_key(index) else f"[{place[1]}]"
+
+
+def _known_items(value: Value) -> Literal:
+    """Return what a script sets on a value that is not known, and that value and its other changes as rest."""
+    known: dict[Any, Value] = {}
+    rest: tuple[Value, ...] = (value,)
+    for place, item in value.attrs.items() if isinstance(value, Object) else ():
+        is_read = isinstance(item, Object) and item.owner is value
+        if not isinstance(place, tuple) or is_read:
+            continue
+        options = item.parts if isinstance(item, Choice) else (item,)
+        if place[0] == "item" and not is_unset(item):
+            known[place[1]] = item
+        elif place[0] == "part":
+            rest += tuple(Object(each.node, parts=(each,)) for each in options)
+        elif place[0] == "change":
+            rest += tuple(each for each in options if not is_unset(each))
+    return Literal(value.node, known, rest)
+
+
+def _is_pair(value: Value) -> bool:
+    items = value.data if isinstance(value, Literal) else None
+    return isinstance(items, tuple) and len(items) == 2 and _is_key(plain(items[0]))
 
 
 def _is_key(value: Any) -> bool:

@@ -51,6 +51,8 @@ class ScriptModel(ScriptRows):
         if len(loras) != 1:
             self.leave("model.lora", value, node)
             self.report.unread.add("model")
+            if isinstance(value, Object):
+                self._take_lora(value, {}, {})
             return
         self._take_lora(loras[0], self.bind(loras[0]), _LORA_DEFAULTS)
         options = getattr(value, "options", ())
@@ -66,7 +68,7 @@ class ScriptModel(ScriptRows):
             self.put(_LORA[name], defaults[name], made.node)
         reasons = read_keys("script-lora")
         for change in self.evaluator.assignments:
-            if change.owner is made:
+            if change.owner is made and not isinstance(change.key, tuple):
                 self.done.add(id(change))
                 bound[change.name] = (made.attrs.get(change.name, change.value), change.node)
         for name, (value, node) in bound.items():

@@ -15,6 +15,11 @@ _SYMBOLS = {
     "peft.TaskType.CAUSAL_LM": "CAUSAL_LM",
 }
 """Attributes of other packages that a config writes as text."""
+TRAINER_PARAMETERS = (
+    "model reward_funcs args train_dataset eval_dataset processing_class reward_processing_classes "
+    "callbacks optimizers quantization_config peft_config tools rollout_func environment_factory"
+).split()
+"""Parameters of `GRPOTrainer`, in their order."""
 _MOST_OPTIONS = 8
 _LONGEST = 20_000
 """Characters, items or bits above which a value is not computed."""
@@ -32,15 +37,13 @@ class Literal(Value):
     """A scalar, or a list, tuple, set or dict of values."""
 
     data: Any
-    is_open: bool = False
-    """Whether the script changes items in a way that is not followed."""
     rest: tuple[Value, ...] = ()
-    """Unknown values whose items it has besides, such as those of `**` or `update`."""
+    """What may have or change further items, such as unknown values of `**` and of `update`."""
 
     @property
     def is_complete(self) -> bool:
         """Whether it has these items and no others."""
-        return not (self.is_open or self.rest)
+        return not self.rest
 
 
 @dataclass(eq=False)
@@ -184,6 +187,18 @@ def literal(node: ast.AST, data: Any) -> Literal:
     if isinstance(data, dict):
         return Literal(node, {key: literal(node, item) for key, item in data.items()})
     return Literal(node, data)
+
+
+def rest_of(value: Value | None) -> tuple[Value, ...]:
+    """Return the unknown values that one argument for `*` or `**` holds."""
+    if value is None:
+        return ()
+    return value.rest if isinstance(value, Literal) and value.rest else (value,)
+
+
+def is_unset(value: Value) -> bool:
+    """Return whether a value is that of a name that has none."""
+    return isinstance(value, Object) and value.name == "unset"
 
 
 def unset(node: ast.AST) -> Object:

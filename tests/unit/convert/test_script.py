@@ -155,7 +155,8 @@ def test_a_script_is_read_and_what_it_computes_is_left_to_do(tmp_path, monkeypat
             "D().get()",
             1,
         ),
-        ("try:\n    import x\n    LR = 1\nexcept ImportError:\n    LR = 2", "LR", 1),
+        ("try:\n    import x\nexcept ImportError:\n    x, LR = None, 2\nLR = 1", "LR", 1),
+        ("try:\n    import x\n    LR = 1\nexcept ImportError:\n    LR = 2", "LR", None),
         ("LR = 1\nif x:\n    raise ValueError\nelse:\n    LR = 2", "LR", 2),
         ("LR = 1\nif x:\n    LR = 1", "LR", 1),
         ("if x:\n    LR = 1", "LR", None),
@@ -191,7 +192,8 @@ def test_a_name_of_a_function_hides_the_scripts():
         ("KW |= {'b': 3}", {"a": 1, "b": 3}),
         ("KW = {**KW, **({'b': 3} if c else {'b': 3, 'a': 1})}", {"a": 1, "b": 3}),
         ("del KW['a']", None),
-        ("for x in xs: KW[x] = 1", None),
+        ("KW['b'] = 2; del KW['a']", {"b": 2}),
+        ("for x in xs: KW[x] = 1", {"a": 1}),
     ],
 )
 def test_a_mapping_is_read_as_it_is_where_it_is_used(change, expected):
@@ -200,7 +202,7 @@ def test_a_mapping_is_read_as_it_is_where_it_is_used(change, expected):
     )
     report = convert(before)
     assert find(report.recipe, "model.init_kwargs") == expected
-    assert ("model.init_kwargs" in report.to_do) == (expected is None)
+    assert ("model.init_kwargs" in report.to_do) == ("KW[x]" in change)
 
 
 @pytest.mark.parametrize(

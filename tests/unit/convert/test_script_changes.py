@@ -1,0 +1,167 @@
+"""What a Python script changes step by step: of mappings, configs and values that are not known."""
+
+from pathlib import Path
+
+import pytest
+
+from grpo_cli.convert.conversion import translate
+from grpo_cli.convert.key_report import find
+
+IMPORTS = """\
+from dataclasses import dataclass
+from datasets import load_dataset
+from trl import GRPOConfig, GRPOTrainer
+"""
+
+
+def convert(lines, args="GRPOConfig(**D)", more=""):
+    trainer = f"t = GRPOTrainer('m/x', 'r/m', {args}, load_dataset('d/x')"
+    return translate(f"{IMPORTS}{lines}\n{trainer}{more})\n", Path("train.py"))
+
+
+def training(report):
+    return report.recipe.get("training") or {}
+
+
+def text_of(report):
+    """Everything that is named, as one text."""
+    dropped = [f"{each.key}: {each.note}" for each in report.dropped]
+    return "\n".join([*report.to_do.values(), *dropped])
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ("D = {'beta': .2, 'epsilon': .3}\ndel D['beta']", {"epsilon": 0.3}),
+        ("D = {'beta': .2}\nD.setdefault('epsilon', .3)", {"beta": 0.2, "epsilon": 0.3}),
+        ("D = dict(zip(['beta'], [.2]))", {"beta": 0.2}),
+        ("E = {'beta': .2, 'x': 1}\nD = {k: v for k, v in E.items() if k != 'x'}", {"beta": 0.2}),
+        ("D = {'beta': 1}\nD.clear()\nD.update([('delta', 1.5)])", {"delta": 1.5}),
+        ("D = {'beta': .2}\nfor n in range(3): D['delta'] = 1.5\nD['delta'] = 2.5", {"beta": 0.2, "delta": 2.5}),
+    ],
+)  # fmt: skip
+def test_changes_of_a_known_mapping_are_followed(lines, expected):
+    report = convert(lines)
+    assert training(report) == expected
+    assert "training" not in report.to_do
+
+
+@pytest.mark.parametrize(
+    ("lines", "code"),
+    [
+        ("D = {'beta': 1}\nfor _ in range(3): D['beta'] *= 2", "train.py:5 has `D['beta'] *= 2`"),
+        ("b = 1\nwhile b < 9:\n    b = b * 2\nD = {'beta': b}", "train.py:6 has `b * 2`"),
+        ("b = 1\nfor i in range(3):\n    c = b + 1\n    b = c\nD = {'beta': b}", "has `b + 1`"),
+    ],
+)
+def test_a_value_that_a_loop_computes_from_itself_is_not_known(lines, code):
+    report = convert(lines)
+    assert training(report) == {}
+    assert code in report.to_do["training.beta"]
+    assert " or " not in report.to_do["training.beta"]
+
+
+def test_a_value_that_a_loop_sets_anew_is_one_of_two():
+    report = convert("b = 1\nfor i in rows():\n    b = 2\nD = {'beta': b}")
+    assert "2 if `in the loop of line 5`, or 1" in report.to_do["training.beta"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected", "named"),
+    [
+        ("D = more()\nD['beta'] = .2\nD.update(epsilon=.3)", {"beta": 0.2, "epsilon": 0.3}, ["`more()`"]),
+        ("D = more()\nD.pop('beta')", {}, ["`more()`", "train.py:5 has `D.pop('beta')`"]),
+        ("D = {'beta': .2, **more()}\nD.setdefault('delta', 1.5)\nD.update(last())\ndel D['epsilon']",
+         {"beta": 0.2},
+         ["`more()`", "train.py:5 has `D.setdefault('delta', 1.5)`", "`last()`", "train.py:7 has `del"]),
+        ("D = {'beta': .2}\nfor k in keys(): D[k] = 1", {"beta": 0.2}, ["train.py:5 has `D[k] = 1`"]),
+        ("E = {'beta': .2, 'delta': 1.5}\nD = {k: v for k, v in E.items() if k in known()}", {}, ["0.2", "1.5"]),
+    ],
+)  # fmt: skip
+def test_what_is_set_on_an_unknown_mapping_is_taken_and_the_rest_is_named(lines, expected, named):
+    report = convert(lines)
+    assert training(report) == expected
+    assert [each for each in named if each not in text_of(report)] == []
+
+
+def test_what_is_set_on_an_unknown_object_is_taken():
+    lines = """\
+c = get_config()
+c.learning_rate = 4e-6
+c.max_steps, c.beta = 12, 0.2
+setattr(c, "epsilon", 0.44)
+vars(c).update(delta=1.5)
+l = get_lora()
+l.r = 99
+"""
+    report = convert(lines, "c", ", peft_config=l")
+    assert training(report) == {
+        "learning_rate": 4e-6,
+        "max_steps": 12,
+        "beta": 0.2,
+        "epsilon": 0.44,
+        "delta": 1.5,
+    }
+    assert find(report.recipe, "model.lora") == {"r": 99}
+    assert "get_config()" in report.to_do["training"]
+    assert "get_lora()" in report.to_do["model.lora"]
+
+
+def test_methods_of_training_arguments_set_their_fields():
+    lines = (
+        "c = GRPOConfig('o')\nc.set_training(9e-6, batch_size=4).set_evaluate('steps', steps=n())"
+    )
+    report = convert(lines, "c")
+    values = training(report)
+    assert values["learning_rate"] == 9e-6
+    assert (values["per_device_train_batch_size"], values["gradient_accumulation_steps"]) == (4, 1)
+    assert values["eval_strategy"] == "steps"
+    assert "n()" in report.to_do["training.eval_steps"]
+
+
+@pytest.mark.parametrize("argument", ["GRPOConfig('o', beta=1)", "args=GRPOConfig('o', beta=1)"])
+def test_the_config_of_the_trainer_is_the_one_that_it_got(argument):
+    names = "model='m/x', reward_funcs='r/m'" if "=G" in argument else "'m/x', 'r/m'"
+    lines = f"t = GRPOTrainer({names}, {argument})\nt.args.beta = 0.3\nt.args.set_save(steps=7)\n"
+    report = translate(IMPORTS + lines, Path("train.py"))
+    assert training(report)["beta"] == 0.3
+    assert find(report.recipe, "training.save_steps") == 7
+
+
+def test_both_branches_of_a_failed_import_are_named_and_changed():
+    lines = (
+        "try:\n    import x\n    D = {'optim': 'a'}\nexcept ImportError:\n    D = {'optim': 'b'}\n"
+    )
+    report = convert(f"{lines}D['beta'] = .2")
+    assert training(report) == {"beta": 0.2}
+    assert "'a'" in report.to_do["training.optim"]
+    assert "'b'" in report.to_do["training.optim"]
+
+
+def test_the_code_of_a_config_of_the_script_is_read():
+    lines = """\
+class Base(GRPOConfig):
+    def __init__(self, *a, rate=1, **k):
+        k["beta"] = 0.5
+        super().__init__(*a, learning_rate=rate, **k)
+        self.epsilon = 0.35
+class C(Base):
+    pass
+"""
+    report = convert(lines, "C('o', rate=2, delta=1.5)")
+    assert training(report) == {"beta": 0.5, "learning_rate": 2, "epsilon": 0.35, "delta": 1.5}
+    assert "output_dir" in text_of(report)
+
+
+def test_fields_of_a_dataclass_follow_those_of_its_base():
+    lines = """\
+@dataclass
+class C(GRPOConfig):
+    top_p: float = 0.88
+    def __post_init__(self):
+        super().__post_init__()
+        self.max_steps = 21
+"""
+    report = convert(lines, "C('o', learning_rate=3e-6)")
+    assert training(report) == {"learning_rate": 3e-6, "max_steps": 21}
+    assert find(report.recipe, "generation.top_p") == 0.88
