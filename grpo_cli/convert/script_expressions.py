@@ -377,7 +377,7 @@ class Expressions(Environment):
                 self.record(owner, *_place_of(key), value, node)
 
     def add_unknown(self, owner: Literal | Object, change: Object) -> None:
-        """Have a list, a mapping or an unknown value hold what a change of unknown items adds to it."""
+        """Add a change that is not known to a list, a mapping or an unknown value."""
         if isinstance(owner, Literal):
             self.store(owner.__dict__, "rest", (*owner.rest, change))
         else:

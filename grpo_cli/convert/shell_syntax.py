@@ -223,7 +223,7 @@ class Parser:
         self._started = len(self.steps)
 
     def _isolate(self) -> None:
-        """Have the commands before a `|` or `&` run in a process of their own."""
+        """Put the commands before a `|` or `&` into a process of their own."""
         at, process = len(self._branches), (next(_NUMBERS), PROCESS)
         for index in range(self._started, len(self.steps)):
             step = self.steps[index]
