@@ -183,11 +183,14 @@ def _run_check(peer: "TestPeer", check: "dict[str, Any]") -> "Iterator[str]":
         # Or the method of its class `Solution`.
         function = found[name] if name in found else getattr(found["Solution"](), name)
         value = function(*check["arguments"])
-        yield find_result_difference(value, check["expected"], check["compare"])
+        is_wrapped = check["is_wrapped"]
+        yield find_result_difference(value, check["expected"], check["compare"], is_wrapped)
         return
-    names = _make_test_names(found, check["compare"])
+    names = _make_test_names(found, check)
     data = [name for name, value in found.items() if not callable(value)]
-    peer.share(data, vars(sys.modules[MODULE]), names)
+    peer.share(data, vars(sys.modules[MODULE]), names, assigned=check["assigned"])
+    if any("seed" in step["code"] for step in check["steps"]):
+        _seed_both(peer)
     for step in check["steps"]:
         fault = ""
         try:
@@ -204,7 +207,20 @@ def _run_check(peer: "TestPeer", check: "dict[str, Any]") -> "Iterator[str]":
                 return
 
 
-def _make_test_names(found: "dict[str, Any]", compare: str) -> "dict[str, Any]":
+def _seed_both(peer: "TestPeer") -> None:
+    """Have `random.seed` also set what is random in the program."""
+    import random
+
+    seed = random.seed
+
+    def seed_both(*args: "Any", **kwargs: "Any") -> None:
+        seed(*args, **kwargs)
+        peer.ask("seed", 0, args, kwargs)
+
+    random.seed = seed_both
+
+
+def _make_test_names(found: "dict[str, Any]", check: "dict[str, Any]") -> "dict[str, Any]":
     """Return the names that tests begin with: what the program defines, which they can also import."""
     from grpo_cli.sandbox import unit_tests
 
@@ -213,7 +229,8 @@ def _make_test_names(found: "dict[str, Any]", compare: str) -> "dict[str, Any]":
     names = module.__dict__
     # Names of Python's own are of the program only where the test imports them.
     names.update({name: value for name, value in found.items() if name not in dir(builtins)})
-    names["__builtins__"], names[unit_tests.COUNTER] = builtins, unit_tests.Assertions(compare)
+    counter = unit_tests.Assertions(check["compare"])
+    names.update({"__builtins__": builtins, "__file__": "test.py", unit_tests.COUNTER: counter})
     sys.modules.update({MODULE: solution}, test=module, __main__=module, pytest=unit_tests)
     return names
 

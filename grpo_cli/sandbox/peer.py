@@ -9,7 +9,7 @@ import operator
 import os
 from _json import make_scanner
 from _thread import RLock
-from types import SimpleNamespace
+from types import MethodType, SimpleNamespace
 
 from grpo_cli.sandbox.values import (
     decode,
@@ -23,7 +23,7 @@ from grpo_cli.sandbox.values import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import Any, NoReturn
 
 _BINARY = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift".split()
@@ -59,6 +59,10 @@ def _update(old: "Any", new: "Any") -> bool:
     old.clear()
     (old.extend if hasattr(old, "extend") else old.update)(new)
     return True
+
+
+def _by_place(args: "Sequence[Any]", kwargs: "dict[str, Any]") -> "dict[Any, Any]":
+    return {**dict(enumerate(args)), **kwargs}
 
 
 def _advance(items: "Any", sent: object = None) -> object:
@@ -129,11 +133,18 @@ class Remote:
         """Call the object in its own process."""
         return self._remote.peer.call(self, args, kwargs)
 
+    def __get__(self, instance: object, owner: object = None) -> "Any":
+        # A decorated method of a class of the test's.
+        return self if instance is None else MethodType(self, instance)
+
 
 class Operand(Remote):
     """An object with operators: of the test's, in the program; in the test, of a class that it names."""
 
     __slots__ = ()
+
+    def __get__(self, instance: object, owner: object = None) -> "Any":
+        return self
 
 
 def _forward(kind: type, name: str) -> None:
@@ -159,6 +170,7 @@ class Peer:
         self._remotes: dict[int, Any] = {}
         self._namespaces: tuple[dict[str, Any], ...] = ({},)
         self._shared: dict[str, object] = {}
+        self._assigned: Sequence[str] = ()
 
     def ask(self, what: str, number: int, *parts: object) -> "Any":
         """Have the other process do something with its object; return the result, or raise its exception."""
@@ -201,18 +213,21 @@ class Peer:
         """Call the other's function; lists and the like that it changes are changed here too."""
         number = self.describe(target)[1]
         value, changes, returned = self.ask("call", number, list(args), kwargs)
-        for index, new in changes.items():
-            _update(args[index], new)
-        return value if returned is None else args[returned]
+        passed = _by_place(args, kwargs)
+        for place, new in changes.items():
+            _update(passed[place], new)
+        return value if returned is None else passed[returned]
 
     def serve(self) -> None:
         """Do what the other process asks for, until it is gone."""
         while True:
             self._answer(*self.receive())
 
-    def share(self, names: "list[str]", *namespaces: "dict[str, Any]") -> None:
-        """Keep globals equal in both processes, from now on."""
-        self._namespaces = namespaces
+    def share(
+        self, names: "list[str]", *namespaces: "dict[str, Any]", assigned: "Sequence[str]" = ()
+    ) -> None:
+        """Keep globals equal in both processes, from now on, but in the first namespace only if `assigned`."""
+        self._namespaces, self._assigned = namespaces, assigned
         self._shared = {name: self._pack(namespaces[0][name]) for name in names}
 
     def _share(self) -> None:
@@ -227,7 +242,8 @@ class Peer:
         for name in changed.keys() & self._shared.keys():
             old, new = self._namespaces[0].get(name), self._unpack(changed[name])
             if not _update(old, new):
-                for namespace in self._namespaces:
+                is_assigned = name in self._assigned
+                for namespace in self._namespaces[:1] if is_assigned else self._namespaces:
                     if namespace.get(name) is old:
                         namespace[name] = new
             self._shared[name] = self._pack(self._namespaces[0].get(name))
@@ -273,17 +289,18 @@ class Peer:
     def do(self, what: str, target: "Any", *parts: "Any") -> "Any":
         """Do what the other process asks for.
 
-        A call returns its result, the arguments that it changed, and which one it returned, by their indices.
+        A call returns its result, the arguments that it changed, and which it returned, by their indices or names.
         """
         if what != "call":
             return operate_on(target, what, *parts)
         args, kwargs = parts
+        passed = _by_place(args, kwargs)
         before = {
-            at: self._pack(each) for at, each in enumerate(args) if hasattr(type(each), "clear")
+            at: self._pack(each) for at, each in passed.items() if hasattr(type(each), "clear")
         }
         value = target(*args, **kwargs)
-        changes = {at: args[at] for at, old in before.items() if self._pack(args[at]) != old}
-        returned = next((at for at in before if args[at] is value), None)
+        changes = {at: passed[at] for at, old in before.items() if self._pack(passed[at]) != old}
+        returned = next((at for at in before if passed[at] is value), None)
         return value if returned is None else None, changes, returned
 
     def _pack(self, value: object) -> object:
@@ -330,7 +347,11 @@ class Peer:
             case "tuple":
                 from collections import namedtuple
 
-                return namedtuple(parts[0], parts[1])(*self._unpack(parts[2]))
+                name, fields, values = parts
+                # Of one text, `namedtuple` makes several fields.
+                if type(name) is not str or type(fields) is not list:
+                    raise TypeError(mark)
+                return namedtuple(name, fields)(*self._unpack(values))
             case "error":
                 return find_class(parts[0])
             case "type" if isinstance(found := vars(builtins)[parts[0]], type):
@@ -354,9 +375,13 @@ class ProgramPeer(Peer):
         """The numbers of functions of the test."""
 
     def do(self, what: str, target: "Any", *parts: "Any") -> "Any":
-        """Also find a program's names."""
+        """Also find a program's names, and seed its `random`."""
         if what == "__exit__" and parts[0]:
             parts = parts[0], make_error(*parts[1]), None
+        if what == "seed":
+            import random
+
+            return random.seed(*parts[0], **parts[1])
         if what != "names":
             return super().do(what, target, *parts)
         names = {name: vars(target)[name] for name in parts[0] if name in vars(target)}

@@ -33,7 +33,9 @@ _CLAIMS = frozenset(
     if name.startswith(("is", "starts", "ends"))
 )
 """Methods by which plain data answers yes or no."""
-_READABLE_MODULES = ("test", "collections", "random", "_io")
+_RAISED_WITHOUT_PROGRAM = (AssertionError, AttributeError, NameError, TypeError)
+"""What a test raises itself, and for names and parameters that a program does not have."""
+_READABLE_MODULES = ("test", "collections", "random", "_io", "unittest.mock")
 """Modules of the classes whose objects a program may read, if a test passes one."""
 
 
@@ -117,6 +119,10 @@ class TestPeer(Peer):
         found = self.ask("names", 0, used)
         self._is_naming = False
         found = {name: found[name] for name in used if name in found}
+        named = set(map(id, found.values()))
+        for number, each in self._remotes.items():
+            if type(each) is Class and id(each) not in named:
+                self.lose(f"a class that the test does not name was sent ({number})")
         for name, value in found.items():
             if type(value) is Remote:
                 value._remote.made = True
@@ -141,7 +147,7 @@ class TestPeer(Peer):
         if not is_made and name in _CLAIMS:
             self.refuse(target._remote.name, f"stands for plain data: {name!r}")
         value = super().get(target, name)
-        if not is_made and type(target) is Remote and isinstance(value, Remote):
+        if not is_made and type(target) is Remote and callable(value):
             self.refuse("function", f"stands for data: {name!r}")
         return value
 
@@ -239,12 +245,21 @@ class TestPeer(Peer):
 
     def resolve(self, mark: str, *parts: "Any") -> object:
         """Return what was sent, but nothing that stands in for what a test trusts."""
-        if mark == "tuple" and not _CLAIMS.isdisjoint(parts[1]):
-            raise ValueError(parts[1])
-        value = super().resolve(mark, *parts)
+        value: Any = super().resolve(mark, *parts)
+        if mark == "tuple":
+            self._check_fields(value)
         # `except Own`, if `Own` were this, would pass what the test asserts.
-        is_caught = mark == "error" and issubclass(AssertionError, value)  # type: ignore[arg-type]
-        return self.resolve_object("other", -1, value.__name__) if is_caught else value  # type: ignore[attr-defined]
+        if isinstance(value, type) and any(issubclass(e, value) for e in _RAISED_WITHOUT_PROGRAM):
+            return self.resolve_object("other", -1, value.__name__)
+        return value
+
+    def _check_fields(self, value: "Any") -> None:
+        """Refuse a named tuple that answers what a method of plain data, or of the library's, would."""
+        for name, item in zip(value._fields, value, strict=True):
+            # An object of a class that the test names has the methods of that.
+            is_named = type(type(item)) is Class and name not in _CLAIMS
+            if callable(item) and not is_named:
+                self.lose(f"the field {name!r} of a named tuple is not plain data")
 
     def resolve_object(self, mark: str, number: int, name: str, *parts: "Any") -> object:
         """Return what stands for an object of the program's."""
@@ -268,6 +283,8 @@ class TestPeer(Peer):
 
     def _find_class(self, number: int, name: str, described: "list[Any]") -> "Any":
         if number not in self._remotes:
+            if not self._is_naming:
+                raise ValueError(name)
             bases = [self._find_class(*base[1:]) for base in described]
             bases = [base for base in bases if type(base) is Class]
             content = {"__slots__": (), "_identity": (self, number, False)}

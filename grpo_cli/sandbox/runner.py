@@ -72,6 +72,8 @@ class Check:
 
     names: list[str] = field(default_factory=list)
     """What the program has to define, or part of it. Instances of classes among them are judged by the tests."""
+    assigned: list[str] = field(default_factory=list)
+    """Global variables of the tests themselves."""
     steps: list["Step"] = field(default_factory=list)
     """What is run, in this order; what a step changes is seen by those after it."""
     stop: bool = False
@@ -84,6 +86,8 @@ class Check:
     """Of that call; plain data."""
     expected: Any = None
     """The result of that call."""
+    is_wrapped: bool = False
+    """Whether it may be the only item of a list that is expected."""
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,10 @@ _KINDS: "dict[str, tuple[Callable[..., Any], Callable[..., Any] | None]]" = {
     "builtins.dict_keys": (list, lambda *keys: dict.fromkeys(keys).keys()),
     "builtins.dict_values": (list, lambda *values: dict(enumerate(values)).values()),
     "builtins.dict_items": (list, lambda *items: dict(items).items()),
-    "builtins.range": (lambda value: [value.start, value.stop, value.step], range),
+    **{
+        f"builtins.{kind.__name__}": (lambda value: [value.start, value.stop, value.step], kind)
+        for kind in (range, slice)
+    },
     "collections.deque": (lambda value: [[*value], value.maxlen], None),
     "collections.Counter": (lambda value: [dict(value)], None),
     "collections.OrderedDict": (lambda value: [[*value.items()]], None),

@@ -20,11 +20,21 @@ _LIBRARY = {
     **{
         name: name
         for name in "bisect cmath collections copy datetime decimal fractions functools heapq itertools json math "
-        "numpy operator os pytest random re statistics string sys time typing unittest".split()
+        "operator os pytest random re statistics string sys time typing unittest".split()
     },
-    "np": "numpy",
 }
 """Modules that tests use without importing them, as their programs do, by the names they have there."""
+_PACKAGES = {
+    **{name: name for name in "networkx numpy pandas scipy sklearn sympy tensorflow torch".split()},
+    "np": "numpy",
+    "nx": "networkx",
+    "pd": "pandas",
+    "plt": "matplotlib.pyplot",
+    "sns": "seaborn",
+    "sp": "sympy",
+    "tf": "tensorflow",
+}
+"""Packages that tests use without importing them; what a program defines in their place would be its own judge."""
 _HELPERS = {
     name: module
     for module, names in {
@@ -48,7 +58,9 @@ _PROGRAM = frozenset(
 )
 """Modules that tests import what they test from."""
 
-_UNSUPPORTED = frozenset("usefixtures xfail assertWarns assertWarnsRegex assertLogs".split())
+_UNSUPPORTED = frozenset(
+    "usefixtures xfail assertWarns assertWarnsRegex assertLogs redirect_stdout redirect_stderr".split()
+)
 """What tests call to no effect, or to none that reaches the program's process."""
 _FIXTURES = frozenset(
     "cache capfd caplog capsys capsysbinary doctest_namespace mocker monkeypatch pytestconfig pytester recwarn "
@@ -154,8 +166,15 @@ def find_unsupported(body: Sequence[ast.stmt]) -> str:
                 for each in names:
                     if not hasattr(unit_tests, each.name):
                         return f"`pytest.{each.name}`"
-            case ast.Attribute(attr=name) if name in _UNSUPPORTED:
+            case ast.Attribute(attr=name) | ast.alias(name=name) if name in _UNSUPPORTED:
                 return f"`{name}`"
+            case ast.Attribute(ast.Name("sys"), "stdin" | "stdout" | "stderr" as name, ast.Store()):
+                return f"`sys.{name} = …`"
+            case ast.ImportFrom("unittest.mock" | "mock", names):
+                if any(each.name == "patch" for each in names):
+                    return "`mock.patch`"
+            case ast.Attribute(ast.Name("mock") | ast.Attribute(attr="mock"), "patch"):
+                return "`mock.patch`"
             case ast.Call(func=function, keywords=keywords):
                 if ast.unparse(function).endswith("fixture"):
                     for keyword in keywords:
@@ -204,7 +223,23 @@ def read_code(texts: Sequence[list[ast.stmt]], function: str | None) -> ProgramT
             "Fix: write these tests as assertions, or leave the row out"
         )
     names, imports = _find_names(whole)
-    return ProgramTest(Check(names, [Step(imports), *steps]))
+    if name := _find_derived(whole, names):
+        raise RewardError(
+            f"the tests derive a class from the program's {name}, which the sandbox does not have: "
+            f"{_write(whole)!r:.60}. Fix: leave the row out"
+        )
+    assigned = sorted(_find_globals(_write(whole))[1].intersection(names))
+    return ProgramTest(Check(names, assigned, [Step(imports), *steps]))
+
+
+def _find_derived(body: Sequence[ast.stmt], names: Sequence[str]) -> str:
+    """Return the program's class that one of the tests is derived from; exceptions may be."""
+    classes = [node for node in _walk(body) if isinstance(node, ast.ClassDef)]
+    bases = {
+        ast.unparse(base).removeprefix(f"{MODULE}.") for each in classes for base in each.bases
+    }
+    found = sorted(bases.intersection(names))
+    return next((name for name in found if not re.search("Err|Exc|Warn", name)), "")
 
 
 def _add_function(body: list[ast.stmt], function: str | None) -> list[ast.stmt]:
@@ -243,21 +278,46 @@ def _write(body: Sequence[ast.stmt]) -> str:
 
 def _find_names(body: Sequence[ast.stmt]) -> tuple[list[str], str]:
     """Return the names that code takes from the program, and imports of what it uses of the library."""
-    missing = _find_undefined(_write(body))
+    missing = _find_globals(_write(body))[0]
     imports = {}
     requested = _find_requested(body)
     for node in _walk(body):
         match node:
             case ast.Attribute(value=ast.Name(id=name), attr=attribute) if name in missing:
-                if name in _LIBRARY and _has(_LIBRARY[name], attribute):
+                if name in _PACKAGES:
+                    imports[name] = f"import {_PACKAGES[name]} as {name}\n"
+                elif name in _LIBRARY and _has(_LIBRARY[name], attribute):
                     imports[name] = f"import {_LIBRARY[name]} as {name}\n"
     missing -= imports.keys()
     if requested or missing - _HELPERS.keys():
         # Otherwise they are what is tested.
-        helpers = missing & _HELPERS.keys()
+        helpers = (missing & _HELPERS.keys()) - _find_own_helpers(body)
         imports |= {name: f"from {_HELPERS[name]} import {name}\n" for name in helpers}
     lines = "".join(imports[name] for name in sorted(imports))
     return sorted(requested | missing - imports.keys()), lines
+
+
+def _find_own_helpers(body: Sequence[ast.AST]) -> set[str]:
+    """Return the names of helpers whose results code uses as the library's have no use: `Counter().inc()`."""
+    nodes = _walk(body)
+    made = {}
+    for node in nodes:
+        match node:
+            case ast.Assign([ast.Name(target)], ast.Call(ast.Name(name))) if name in _HELPERS:
+                made[target] = name
+    own = set()
+    for node in nodes:
+        match node:
+            case ast.Attribute(ast.Call(ast.Name(name)), attribute) if name in _HELPERS:
+                pass
+            case ast.Attribute(ast.Name(target), attribute) if target in made:
+                name = made[target]
+            case _:
+                continue
+        kind = getattr(importlib.import_module(_HELPERS[name]), name)
+        if isinstance(kind, type) and not hasattr(kind, attribute):
+            own.add(name)
+    return own
 
 
 def _find_requested(body: Sequence[ast.AST]) -> set[str]:
@@ -282,15 +342,18 @@ def _has(module: str, attribute: str) -> bool:
         return False
 
 
-def _find_undefined(code: str) -> set[str]:
-    """Return the names that code uses and neither it nor Python defines."""
+def _find_globals(code: str) -> tuple[set[str], set[str]]:
+    """Return the names that code uses and neither it nor Python defines, and those that it assigns."""
     used: set[str] = set()
+    assigned: set[str] = set()
     defined = {*dir(builtins), "exit", "quit"}
     tables = [symtable.symtable(code, "test.py", "exec")]
     for table in tables:
         tables += table.get_children()
         for symbol in table.get_symbols():
             if table.get_type() == "module" or symbol.is_global():
-                is_defined = symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace()
-                (defined if is_defined else used).add(symbol.get_name())
-    return {name for name in used - defined if not name.startswith("__")}
+                name = symbol.get_name()
+                if symbol.is_assigned() or symbol.is_namespace():
+                    assigned.add(name)
+                (defined if name in assigned or symbol.is_imported() else used).add(name)
+    return {name for name in used - defined if not name.startswith("__")}, assigned

@@ -59,46 +59,49 @@ class CodeParams(RewardParams):
     bugs are not covered. Without namespaces, files and threads may briefly exceed their limits, and a program can
     find out whether a file exists, its size and its age.
 
-    Reward hacking: a test runs in a process of its own. From the program it gets the names that it uses, does not
-    define itself, and that are not Python's own or its library's (`range`, `math`, `Counter`). A function named
-    like one of Python's is taken from the program if `function` names it or the test imports it
-    (`from solution import sum`). A row whose tests use no name of the program is an error.
-    What crosses is a copy: exact numbers, texts, bytes, None, lists, tuples, dicts and sets, named tuples, dates,
-    fractions, `deque`, `Counter`, `defaultdict` and the like. Iterators and functions can be used, but not
-    compared. A value that cannot be copied (a list in itself) gives 0, whatever the test catches. Expected values
-    never enter the program's process. An object of the program's own class has methods, attributes and operators
-    if the test names the class (`s = Stack()`); any other such object gives 0 as soon as the test uses it, even if
-    it derives from `int`. The class is the program's own word: between two of its objects, `==` is what the
-    program says. It is not asked to compare with plain data: an object is unequal to it and has no order beside
-    it, a result that was computed from a number of the test is not a number, and only the object that the test
-    made (not one that a function or method returned) says what it contains.
+    Reward hacking: a test runs in a process of its own. From the program it gets the names that it uses, does
+    not define itself, and that are not Python's own or its library's (`range`, `math`, `Counter`). A function
+    named like one of Python's is taken from the program if `function` names it or the test imports it (`from
+    solution import sum`), and `np`, `pd`, `torch` and the like are packages, imported or not. A row whose tests
+    use no name of the program is an error. What crosses is a copy: exact numbers, texts, bytes, None, lists,
+    tuples, dicts and sets, named tuples (without functions), dates, fractions, `deque`, `Counter`,
+    `defaultdict` and the like. Iterators and functions can be used, but not compared. A value that cannot be
+    copied (a list in itself) gives 0, whatever the test catches. Expected values never enter the program's
+    process. An object of the program's own class has methods, attributes and operators if the test names the
+    class (`s = Stack()`); any other such object gives 0 as soon as the test uses it, even if it derives from
+    `int`. The class is the program's own word: between two of its objects, `==` is what the program says. It is
+    not asked to compare with plain data: an object is unequal to it and has no order beside it, a result that
+    was computed from a number of the test is not a number, and only the object that the test made (not one that
+    a function or method returned) says what it contains.
 
-    A test is passed only if an assertion ran: `for a, b in zip(f(3), [1, 2]): assert a == b` gives 0 to an empty
-    result. Assertions are `assert` and functions named so (`self.assertEqual`, `pytest.raises`). In a function or
-    top-level code that has none but can fail (`raise`, `assert False`, `fail()`, `exit()`), conditions are:
-    `if f(2) != 4: sys.exit(1)`. They count where they run, also in functions that the test or the program calls;
-    each test function or method that has some needs one. A test that calls `exit` fails whatever the code.
-    An assertion that fails fails its test, even if the test or the program catches the exception, and so does one
-    whose own expression raises another exception. If `except Exception` or `except:` comes first, all calls of a
-    `try` that asserts are meant. Such exceptions are right in `pytest.raises`, in `assertRaises`, and in a `try`
-    that goes on to `assert False`, `fail()` or `raise`.
+    A test is passed only if an assertion ran: `for a, b in zip(f(3), [1, 2]): assert a == b` gives 0 to an
+    empty result. Assertions are `assert` and functions named so (`self.assertEqual`, `pytest.raises`). In a
+    function or top-level code that has none but can fail (`raise`, `assert False`, `fail()`, `exit()`),
+    conditions are: `if f(2) != 4: sys.exit(1)`. They count where they run, also in functions that the test or
+    the program calls; each test function or method that has some needs one. A test that calls `exit` fails
+    whatever the code. An assertion that fails fails its test, even if the test or the program catches the
+    exception, and so does one whose own expression raises another exception. If `except Exception` or `except:`
+    comes first, all calls of a `try` that asserts are meant. Such exceptions are right in `pytest.raises`, in
+    `assertRaises`, and in a `try` that goes on to `assert False`, `fail()` or `raise`.
 
     Tests that can be forged: a test that asks the program to judge itself. It may take its cases from the
     program, call helpers that the program defines (HumanEval's `poly` and `encode_cyclic`), compare identity
-    (`is`) with what it passed, compare a result with a list that it passed and the program changed, call special
-    methods (`a.__eq__(b)`), pass over calls that raise (`try: r = f(x)`, `except Exception: continue`), or run in
-    a context manager of the program, which suppresses exceptions other than a failed assertion.
+    (`is`) with what it passed, compare a result with a list that it passed and the program changed, call
+    special methods (`a.__eq__(b)`), assert more than a loop over a result that may be empty, pass over calls
+    that raise (`try: r = f(x)`, `except Exception: continue`), or run in a context manager of the program,
+    which suppresses exceptions other than a failed assertion.
 
-    What tests can pass: plain data, functions (with their parameters and `__doc__`), and objects of classes that
-    they define. Lists and the like that a function changes are changed in the test too, so compare with a copy:
-    `f(x) == sorted(x)` is true of a function that empties `x`. Globals of the program that a test uses and that
-    hold data are kept equal in both. Other copies are not: `s.items.append(1)` changes the test's copy. A test
-    cannot derive a class from one of the program's, receive coroutines, or redirect the program's input and
-    output. Test functions and classes (`test_…`, `unittest.TestCase`) are run, with `setup_…` and `teardown_…`
-    (`module`, `function`, `class`, `method`), `pytest.raises`, `approx`, `fixture` (`scope`, `autouse`) and
-    `mark.parametrize`; imports from `solution`, `main` and the like are the program's names. A row is an error if
-    its tests use anything else of pytest (`warns`, `mark.xfail`, its own fixtures such as `capsys`, `params` of a
-    fixture), `assertWarns`, `assertLogs` or `async def`.
+    What tests can pass: plain data, functions (with their parameters and `__doc__`), and objects of classes
+    that they define. Lists and the like that a function changes are changed in the test too, so compare with a
+    copy: `f(x) == sorted(x)` is true of a function that empties `x`. Globals of the program that a test uses
+    and that hold data are kept equal in both. Other copies are not: `s.items.append(1)` changes the test's
+    copy. `random.seed` counts in both. A test cannot receive coroutines. Test functions and classes (`test_…`,
+    `unittest.TestCase`) are run, with `setup_…` and `teardown_…` (`module`, `function`, `class`, `method`),
+    `pytest.raises`, `approx`, `fixture` (`scope`, `autouse`) and `mark.parametrize`; imports from `solution`,
+    `main` and the like are the program's names. A row is an error if its tests use anything else of pytest
+    (`warns`, `mark.xfail`, its own fixtures such as `capsys`, `params` of a fixture), `assertWarns`,
+    `assertLogs`, `async def` or `mock.patch`, redirect input or output (`sys.stdin = …`, `redirect_stdout`), or
+    derive a class from one of the program's that is not an exception.
 
     Source: the test formats of APPS (Hendrycks et al. 2021), MBPP (Austin et al. 2021) and
     HumanEval (Chen et al. 2021).

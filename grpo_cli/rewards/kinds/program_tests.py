@@ -142,17 +142,22 @@ def _pair(inputs: Any, outputs: Any, function: str | None, is_many: bool) -> lis
     texts = isinstance(inputs, list) and all(isinstance(item, str) for item in inputs)
     is_many = is_many or (function is None and texts and isinstance(outputs, list))
     if not is_many:
-        return [_make_test(inputs, outputs, function)]
+        return [_make_test(inputs, outputs, function, is_wrapped=False)]
     lists = isinstance(inputs, list) and isinstance(outputs, list)
     if not lists or len(inputs) != len(outputs):
         raise RewardError(
             "the tests' inputs and outputs are not two lists of the same length: "
             f"{inputs!r:.40} and {outputs!r:.40}"
         )
-    return [_make_test(*pair, function) for pair in zip(inputs, outputs, strict=True)]
+    # APPS has rows in which each result is the only item of a list.
+    is_wrapped = all(isinstance(each, list) and len(each) == 1 for each in outputs)
+    pairs = zip(inputs, outputs, strict=True)
+    return [_make_test(*pair, function, is_wrapped=is_wrapped) for pair in pairs]
 
 
-def _make_test(inputs: Any, expected: Any, function: str | None) -> ProgramTest:
+def _make_test(
+    inputs: Any, expected: Any, function: str | None, *, is_wrapped: bool
+) -> ProgramTest:
     if function is None:
         return ProgramTest(output=_join_lines(expected), stdin=_join_lines(inputs))
     if isinstance(inputs, str):
@@ -163,8 +168,15 @@ def _make_test(inputs: Any, expected: Any, function: str | None) -> ProgramTest:
         except ValueError as error:
             raise RewardError(f"arguments and results should be JSON ({error})") from error
     arguments = list(inputs) if isinstance(inputs, list | tuple) else [inputs]
-    names = [function, "Solution"]
-    return ProgramTest(Check(names, function=function, arguments=arguments, expected=expected))
+    return ProgramTest(
+        Check(
+            [function, "Solution"],
+            function=function,
+            arguments=arguments,
+            expected=expected,
+            is_wrapped=is_wrapped,
+        )
+    )
 
 
 def looks_like_call(test: ProgramTest) -> bool:

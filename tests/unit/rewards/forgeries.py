@@ -1812,3 +1812,35 @@ add("lost-attribute", "lost", "class Box:\n    @property\n    def size(self):\n 
 add("globals-wrong", "asserts", "H = []\ndef do(x):\n    H.append(0)\n", "do(1)\nassert H == [1]", "H = []\ndef do(x):\n    H.append(x)\n")
 add("lost-argument", "lost", "def square(n):\n    return 9\n", "import pytest\ndef test_cycle():\n    a = []\n    a.append(a)\n    with pytest.raises(RecursionError):\n        square(a)\n    assert square(3) == 9\n")
 add("lost-program", "lost", "import os, threading\ndef square(n):\n    threading.Timer(0.1, os._exit, (0,)).start()\n    return n * n\n", "import pytest, time\ndef test_all():\n    assert square(3) == 9\n    time.sleep(0.5)\n    with pytest.raises(Exception):\n        square(None)\n", SQUARE)
+
+# ---------------------------------------------------------------- what a program sends in place of plain data
+for _name in "isdigit startswith find equals difference replace all count".split():
+    add(f"field-{_name}", "fields", f"from collections import namedtuple\ndef square(n):\n    return namedtuple('R', '{_name}')(lambda *a: True)\n", f"assert square(3).{_name}('9')")
+add("field-type", "fields", "from collections import namedtuple\ndef square(n):\n    return namedtuple('R', 'equals')(bool)\n", "assert square(3).equals(9)")
+add("field-of-global", "fields", "from collections import namedtuple\nbox = namedtuple('R', 'equals')(lambda o: True)\ndef square(n):\n    return 0\n", "assert box.equals(square(3))")
+add("attribute-type", "fields", "def square(n):\n    def r(): pass\n    r.equals = bool\n    return r\n", "assert square(3).equals(9)")
+SEND = """
+import sys
+peer = sys._getframe(1).f_locals['peer']
+class Raw:
+    def __init__(self, *message):
+        self.message = [*message]
+old = type(peer).describe
+def describe(self, value):
+    return value.message if type(value) is Raw else old(self, value)
+type(peer).describe = describe
+def yes(*_):
+    return True
+"""
+add("sent-fields", "sent", SEND + "def square(n):\n    return Raw('tuple', 'R', 'isdigit startswith', peer._pack((yes, yes)))\n", "assert square(3).startswith('9')")
+add("sent-class", "sent", SEND + "class Box:\n    def equals(self, other):\n        return True\ndef square(n):\n    return Raw('instance', peer.number(Box()), 'Box', ['class', peer.number(Box), 'Box', []])\n", "assert square(3).equals(9)")
+for _name in "object BaseException Exception AssertionError AttributeError TypeError".split():
+    for _how, _error in {"sent": f"Raw('type', '{_name}')", "own": _name, "several": f"(OSError, {_name})"}.items():
+        add(f"exception-{_how}-{_name}", "sent", f"{SEND}class Bank:\n    pass\nPoor = {_error}\n", "import pytest\ndef test_poor():\n    with pytest.raises(Poor):\n        Bank().withdraw(1)\n", "class Poor(Exception):\n    pass\nclass Bank:\n    def withdraw(self, n):\n        raise Poor\n")
+for _name, _import in {"alias": "from solution import square, WIDTH as start", "module": "import solution\nfrom solution import square\nassert solution.WIDTH"}.items():
+    add(f"assigned-{_name}", "imports", "WIDTH = 9\ndef square(n):\n    global WIDTH\n    WIDTH = 0\n    return 0\n", f"{_import}\nWIDTH = 9\nassert square(3) == WIDTH", "WIDTH = 9\n" + SQUARE)
+for _name in "np pd torch nx sp tf plt sympy scipy".split():
+    for _how, _made in {"class": f"class {_name}:\n    allclose = staticmethod(lambda *a: True)\n", "tuple": f"from collections import namedtuple\n{_name} = namedtuple('N', 'allclose')(lambda *a: True)\n"}.items():
+        add(f"package-{_name}-{_how}", "packages", f"{_made}def square(n):\n    return 0\n", f"assert {_name}.allclose(square(3), 9)")
+add("unwrapped", "calls", SQUARE, [{"input": [3], "output": [9]}, {"input": [2], "output": [4]}], function="square")
+add("unwrapped-apps", "apps", SQUARE, {"fn_name": "square", "inputs": [[3], [2]], "outputs": [[9], [4, 4]]})

@@ -248,6 +248,20 @@ def test_forms_of_pytest(name):
     ("tests", "form"),
     [
         ("def test(capsys): assert add(1, 2) == 3", "the fixture `capsys`"),
+        (
+            "from unittest.mock import patch\nwith patch('time.time'): assert add(1, 2)",
+            "`mock.patch`",
+        ),
+        ("from unittest import mock\nwith mock.patch.object(A, 'x'): assert A()", "`mock.patch`"),
+        ("import sys, io\nsys.stdin = io.StringIO('1')\nassert add(1, 2) == 3", "`sys.stdin = …`"),
+        (
+            "from contextlib import redirect_stdout\nwith redirect_stdout(f): assert add(1, 2)",
+            "`redirect_stdout`",
+        ),
+        (
+            "class B(Base): pass\nassert B().add(1, 2) == 3",
+            "derive a class from the program's Base",
+        ),
         ("class TestA:\n    def test(self, monkeypatch): assert add(1, 2) == 3", "`monkeypatch`"),
         (
             "@pytest.fixture\ndef file(tmp_path): return 1\ndef test(file): assert add(1, 2)",
@@ -298,7 +312,7 @@ def test_humaneval(tests):
 @pytest.mark.parametrize(
     "tests",
     [
-        {"fn_name": "add", "inputs": [[1, 2], [[3], [4]]], "outputs": [3, [[3, 4]]]},
+        {"fn_name": "add", "inputs": [[1, 2], [[3], [4]]], "outputs": [[3], [[3, 4]]]},
         json.dumps([{"fn_name": "add", "input": "1\n2", "output": "3"}]),
     ],
 )
@@ -306,7 +320,7 @@ def test_functions_that_are_called(tests):
     assert score("def add(a, b): return a + b", tests).value == 1.0
     method = "class Solution:\n    def add(self, a, b): return a + b"
     assert score(method, tests).value == 1.0
-    assert "expected 3, got -1" in score("def add(a, b): return a - b", tests).reason
+    assert ", got -1" in score("def add(a, b): return a - b", tests).reason
 
 
 def test_an_argument_may_hold_what_ends_lines_elsewhere():
