@@ -277,11 +277,11 @@ def _translate_any(
         )
         raise UsageError(f"{cause}. Fix: leave --from out")
     if is_python:
-        return _translate_script(
-            Script(*read_python(text, source), source, folders[0], None), folders
-        )
+        script = Script(*read_python(text, source), source, folders[0], None)
+        script.is_asked = dialect == "trl"
+        return _translate_script(script, folders)
     if is_shell:
-        return _translate_command(read_command(text, source), source, folders)
+        return _translate_command(read_command(text, source), source, folders, dialect == "trl")
     if source.suffix == ".toml":
         cause = "is TOML, which none of the tools that can be converted reads"
         raise recipe_error(cause, CONVERTIBLE, location=Location(str(source)))
@@ -291,7 +291,9 @@ def _translate_any(
     return report
 
 
-def _translate_command(command: Command, source: Path, folders: tuple[Path, ...]) -> KeyReport:
+def _translate_command(
+    command: Command, source: Path, folders: tuple[Path, ...], is_asked: bool
+) -> KeyReport:
     """Translate a command of a shell script: of TRL or ms-swift, or one that starts a Python script."""
     files = (Path(command.tool), source.parent / command.tool)
     script = None
@@ -301,7 +303,9 @@ def _translate_command(command: Command, source: Path, folders: tuple[Path, ...]
     tree = flags.tree
     if script is not None:
         values = {**tree.plain(), **dict.fromkeys(flags.unset, MISSING)}
-        reader = Script(*read_python(read_source(script), script), script, folders[0], values)
+        module = read_python(read_source(script), script)
+        reader = Script(*module, script, folders[0], values, tree.key_locations)
+        reader.is_asked = is_asked
         for name in tree.value.keys() & flags.launch:
             reader.report.tree.value[name] = tree.value[name]
             reader.report.tree.key_locations[name] = tree.key_locations[name]

@@ -10,7 +10,13 @@ from typing import Any
 
 from grpo_cli.convert.key_report import by_key, read_keys
 from grpo_cli.convert.rewards import TRL_REWARDS, Reward
-from grpo_cli.convert.script_account import ALL_SECTIONS, Bound, is_config, is_trainer
+from grpo_cli.convert.script_account import (
+    ALL_SECTIONS,
+    Bound,
+    find_other_package,
+    is_config,
+    is_trainer,
+)
 from grpo_cli.convert.script_model import ScriptModel
 from grpo_cli.convert.script_values import (
     MISSING,
@@ -45,10 +51,14 @@ _NO_CALLBACKS = "recipes have no callbacks; see `training.early_stopping` and `t
 class Script(ScriptModel):
     """A script's objects as a config of `trl grpo`, with what is dropped and what is left to the user."""
 
+    is_asked = False
+    """Set if `--from trl` says that the script is one of TRL."""
+
     def read(self) -> None:
         """Take what reaches `GRPOTrainer`, and name everything else that is done to its objects."""
         trainer = self._find_trainer()
         bound = self._bind_trainer(trainer) if trainer is not None else {}
+        self.condition = trainer.condition if trainer is not None else ""
         self._take_config(trainer, bound.get("args"))
         takers = {
             "peft_config": self.take_adapter,
@@ -71,6 +81,11 @@ class Script(ScriptModel):
     def _find_trainer(self) -> Object | None:
         """Return the trainer that the script makes; None if it makes a config only."""
         trainers = [made for made in self.made if is_trainer(made)]
+        for made in () if self.is_asked else [*trainers, *filter(is_config, self.made)]:
+            if package := find_other_package(made, self.file.parent):
+                cause = f"has {made.last_name} from `{package}`, which is not TRL"
+                fix = "if it takes what TRL's takes, read it as TRL's with `--from trl`"
+                raise recipe_error(cause, fix, location=self.place(made.node))
         if not trainers and not any(map(is_config, self.made)):
             raise self._refuse("makes neither a GRPOTrainer nor a GRPOConfig of TRL")
         return self._pick(trainers, "GRPOTrainer")

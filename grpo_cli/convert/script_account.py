@@ -1,6 +1,7 @@
 """The account of a Python script: what is taken, what is left to the user and what is dropped, with lines."""
 
 import ast
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path as FilePath
@@ -25,8 +26,10 @@ from grpo_cli.convert.script_values import (
     root_of,
 )
 from grpo_cli.issues import Location
-from grpo_cli.recipe.yaml_tree import Node, as_node
+from grpo_cli.recipe.yaml_tree import Node, as_node, read_source
 
+_TRLS = ("trl", "unsloth", "open_r1", "swift")
+"""Packages whose trainer is TRL's, or takes what TRL's takes."""
 ALL_SECTIONS = ("model", "dataset", "rewards", "training", "generation", "logging")
 _SIGNS = ("GRPOConfig", "LoraConfig", "GRPOTrainer", "load_dataset")
 Bound = dict[str, tuple[Value, ast.AST]]
@@ -42,6 +45,19 @@ def is_trainer(made: Object) -> bool:
 def is_config(made: Object) -> bool:
     """Return whether a call makes a config of such a trainer."""
     return made.is_call and made.last_name.endswith("Config") and "GRPO" in made.last_name
+
+
+def find_other_package(made: Object, folder: FilePath) -> str:
+    """Return the package that a trainer or config comes from; empty for TRL, and for a file here that uses TRL."""
+    package = made.name.rpartition(".")[0].removesuffix(f".{made.last_name}")
+    if not package or package.partition(".")[0] in _TRLS:
+        return ""
+    path = package.lstrip(".").replace(".", "/")
+    files = (
+        base / f"{path}{end}" for base in (folder, FilePath()) for end in (".py", "/__init__.py")
+    )
+    is_ours = any(re.search(r"\btrl\b", read_source(each)) for each in files if each.is_file())
+    return "" if is_ours else package
 
 
 def is_tokenizer(made: Object) -> bool:
@@ -63,12 +79,23 @@ def is_model(made: Object) -> bool:
 def is_rows(made: Object) -> bool:
     """Return whether a call loads rows."""
     is_loader = made.last_name in ("load_dataset", "load_from_disk")
+    is_loader = is_loader or made.name.startswith("pandas.read_")
     return made.is_call and (is_loader or ".Dataset.from_" in f".{made.name}")
+
+
+def is_other(made: Object) -> bool:
+    """Return whether a call makes no part of a training that is known by its name."""
+    parts = ("from_pretrained", "get_peft_model", "LoraConfig", "BitsAndBytesConfig")
+    is_part = is_trainer(made) or is_config(made) or is_rows(made)
+    return not (is_part or made.last_name in parts)
 
 
 def role_of(value: Value | None) -> str:
     """Return which part of a training a value belongs to; empty for another."""
     root = root_of(value)
+    if root is not value and isinstance(root, Object) and root.is_call and is_other(root):
+        made = (each for each in reachable(root) if isinstance(each, Object))
+        return "rows" if any(map(is_rows, made)) else ""
     if isinstance(root, Object) and root.is_import and "GRPOTrainer" in root.last_name:
         return "trainer"
     if not isinstance(root, Object) or not root.is_call:
@@ -119,18 +146,21 @@ class ScriptAccount:
         source: FilePath,
         folder: FilePath,
         flags: Mapping[str, Any] | None,
+        places: Mapping[str, Location] | None = None,
     ) -> None:
         self.file, self._cells = source, cells
         module_file = source.with_suffix(".py") if source.suffix == ".ipynb" else source
         self.path = name_file(module_file.resolve(), folder)
         self.nodes = list(ast.walk(module))
         self.body = module.body
-        self.evaluator = Evaluator(flags)
+        self.evaluator = Evaluator(flags, places)
         self.report = KeyReport(Node({}, Location(str(source), 1, 1)), "trl")
         self.rewards: dict[str, Reward] = {}
         """Rewards that a config cannot name."""
         self.extra: dict[str, tuple[str, Any, ast.AST]] = {}
         """Keys of the recipe that no config of TRL has: key of the report, value and code."""
+        self.condition = ""
+        """That under which the script makes the trainer."""
         self.done: set[int] = set()
         """Calls and assignments that are in the account, by id."""
         self._results: dict[int, str] = {}
@@ -230,6 +260,8 @@ class ScriptAccount:
 
     def locate(self, node: ast.AST) -> str:
         """Return the file and line of code, such as `train.py:12`."""
+        if isinstance(place := getattr(node, "place", None), Location):
+            return f"{FilePath(place.source).name}:{place.line}"
         name, line = self._locate(line_of(node), self.file.name)
         return f"{name}:{line}"
 
@@ -238,19 +270,22 @@ class ScriptAccount:
         name, line = self._locate(line_of(node), "")
         return f"{name.removeprefix(', ')}:{line}" if name else f"line {line}"
 
-    def _place(self, node: ast.AST) -> Location:
+    def place(self, node: ast.AST) -> Location:
+        """Return where code is written."""
+        if isinstance(place := getattr(node, "place", None), Location):
+            return place
         name, line = self._locate(getattr(node, "lineno", 1), str(self.file))
         return Location(name, line, getattr(node, "col_offset", 0) + 1)
 
     def put(self, key: str, value: Any, node: ast.AST) -> None:
         """Write a key of the config."""
-        where = self._place(node)
+        where = self.place(node)
         self.report.tree.value[key] = as_node(value, where)
         self.report.tree.key_locations[key] = where
 
     def drop(self, key: str, node: ast.AST, reason: str) -> None:
         """Record something without a counterpart in a recipe."""
-        self.report.note(key, self._place(node), reason)
+        self.report.note(key, self.place(node), reason)
 
     def drop_all(
         self, prefix: str, bound: Bound, reasons: Mapping[str, str], other: str = ""
@@ -327,7 +362,7 @@ class ScriptAccount:
         ids = {id(each) for value, _ in bound.values() for each in reachable(value)}
         self._results = _find_results(bound)
         harmless = {*by_key(read_keys("script-harmless"))}
-        nodes = {id(made.node) for made in self.made if id(made) in self.done}
+        nodes: set[Any] = {id(made.node) for made in self.made if id(made) in self.done}
         for made in self.made:
             if id(made.node) in nodes:
                 continue
@@ -351,10 +386,11 @@ class ScriptAccount:
                     self.drop(code_of_call(made), made.node, reason)
         for change in self.evaluator.assignments:
             role = self._find_role(change.owner)
-            if role and id(change) not in self.done and id(change.node) not in nodes:
-                nodes.add(id(change.node))
+            place = (id(change.node), change.name)
+            if role and id(change) not in self.done and not {place, place[0]} & nodes:
+                nodes.add(place)
                 self._sweep_assignment(change, role)
-        self._sweep_unread({id(made.node) for made in self.made})
+        self._sweep_unread()
 
     def _find_role(self, value: Value | None) -> str:
         """Return the role of a value, which the trainer may get from a function that is not read."""
@@ -368,15 +404,22 @@ class ScriptAccount:
         is_result = isinstance(value, Object) and value.is_call and value is not root_of(value)
         return is_result and self._find_role(value) == "tokenizer"
 
+    def when(self, made: Object) -> str:
+        """Return the condition under which a call happens if the trainer is made; empty if it always does."""
+        condition, outer = made.condition, self.condition
+        if f"{outer} and ".startswith(f"{condition} and "):
+            return ""
+        return condition.removeprefix(f"{outer} and ")
+
     def leave_change(self, made: Object) -> None:
         """Leave what a function does to the config to the user."""
         self.leave("training", None, made.node, "it may change the config; write what it changes")
         self.report.unread |= {"training", "generation", "logging"}
 
-    def _sweep_unread(self, read: set[int]) -> None:
+    def _sweep_unread(self) -> None:
         """Name calls that make objects of a training where nothing was read."""
         for node in self.nodes:
-            if not isinstance(node, ast.Call) or id(node) in read:
+            if not isinstance(node, ast.Call) or node in self.evaluator.read:
                 continue
             name = code_of(node.func).rpartition(".")[2]
             made = Object(node, name, args={name: Object(node)})
@@ -387,12 +430,26 @@ class ScriptAccount:
                 "BitsAndBytesConfig",
             )
             if is_part or is_trainer(made) or is_config(made) or is_rows(made):
-                self.drop(code_of(node, 240), node, "no call of this code was found")
+                self.drop(code_of(node, 240), node, self._find_unread(node))
+
+    def _find_unread(self, node: ast.AST) -> str:
+        """Return why code was not read, as far as it is known."""
+        kinds = ast.FunctionDef | ast.AsyncFunctionDef
+        owners = [each for each in self.nodes if isinstance(each, kinds) and node in ast.walk(each)]
+        if not owners or owners[-1] in self.evaluator.entered:
+            return "this code is in a branch or loop that was not read"
+        name = owners[-1].name
+        used = {getattr(each, "id", None) or getattr(each, "attr", None) for each in self.nodes}
+        if name in used or name.startswith("__"):
+            return f"`{name}` was not read: how it is called was not followed"
+        return "no call of this code was found"
 
     def _sweep_arguments(self, made: Object, role: str, is_reached: bool) -> None:
         reason = "it does not reach GRPOTrainer"
         if is_reached:
-            reason = "whether GRPOTrainer gets it depends on a condition"
+            when = self.when(made)
+            reason = "it is a part of what is left to write"
+            reason = f"whether GRPOTrainer gets it depends on `{when}`" if when else reason
         if role in ("trainer", "config"):
             reason = f"of another {role}, or of one that GRPOTrainer is not known to get"
         reason = read_keys("script-unreached").get(role, reason)
@@ -417,5 +474,8 @@ class ScriptAccount:
         if role == "config":
             reason = "of another config, or of one that GRPOTrainer is not known to get"
         target = change.node.targets[0] if isinstance(change.node, ast.Assign) else change.node
+        if isinstance(target, ast.Tuple | ast.List):
+            named = [each for each in target.elts if getattr(each, "attr", "") == change.name]
+            target = named[0] if named else target
         where = f" (if `{change.condition}`)" if change.condition else ""
         self.drop(f"{code_of(target)} = {code_of(change.value.node)}{where}", change.node, reason)

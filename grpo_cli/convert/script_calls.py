@@ -1,7 +1,7 @@
 """Calls in a Python script: its functions and classes, other packages, and arguments of the command line."""
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,12 +25,9 @@ from grpo_cli.convert.script_values import (
     plain,
     reachable,
     rest_of,
-    root_of,
     unset,
 )
-from grpo_cli.recipe.yaml_tree import read_scalar
 
-_PARSERS = ("HfArgumentParser", "TrlParser", "H4ArgumentParser")
 _COPIES = "copy.copy copy.deepcopy dataclasses.asdict asdict vars accelerator.prepare".split()
 """Functions whose result holds what their first argument holds."""
 _ENVIRONMENT = ("os.environ.get", "os.getenv", "os.environ.setdefault", "os.environ.pop")
@@ -45,11 +42,10 @@ Arguments = dict[str, Value]
 class Calls(Expressions):
     """Evaluates calls; the statements of functions are its child's."""
 
-    def __init__(self, flags: Mapping[str, Any] | None) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._flags = flags or {}
-        """Arguments of the command line, by name."""
-        self._knows_flags = flags is not None
+        self.read: set[ast.AST] = set()
+        """Calls that were read."""
         self.entered: set[ast.AST] = set()
         """Functions that were called."""
         self._active: list[ast.AST] = []
@@ -62,6 +58,7 @@ class Calls(Expressions):
 
     def call(self, node: ast.Call, frame: Frame) -> Value:
         """Return the result of a call."""
+        self.read.add(node)
         function = self.evaluate(node.func, frame)
         positional, rest = self.collect(node.args, frame)
         mapping = Literal(node, _name_rest("*", rest))
@@ -107,6 +104,10 @@ class Calls(Expressions):
             case Object():
                 return self._call_outside(node, function, positional, keywords)
         return Object(node, parts=(function, *positional, *keywords.values()))
+
+    def parse(self, node: ast.AST, parser: Object, name: str, args: Arguments) -> Value | None:
+        """Return what a parser of the command line returns, if this is one."""
+        raise NotImplementedError
 
     # Functions and classes of the script.
 
@@ -197,7 +198,7 @@ class Calls(Expressions):
         names = [*dict.fromkeys(name for line in lines for name in line)]
         for name in names:
             if (value := cls.find(name)) is not None:
-                instance.attrs[name] = self._default_of_field(value[1])
+                instance.attrs[name] = self.default_of_field(value[1])
         # The fields of a base outside of the script come first.
         values = {**dict(zip(names if base is None else (), positional, strict=False)), **keywords}
         if {"*", "**"} & keywords.keys():
@@ -213,9 +214,9 @@ class Calls(Expressions):
             instance.parts = (*positional, *keywords.values())
             return instance
         fields = {name: value for name, value in instance.attrs.items() if name in names}
-        return self._build(instance, base, {**fields, **_number(positional), **keywords})
+        return self.build(instance, base, {**fields, **_number(positional), **keywords})
 
-    def _build(self, instance: Object, base: Object, args: Arguments) -> Object:
+    def build(self, instance: Object, base: Object, args: Arguments) -> Object:
         """Make an instance of a class of the script the object that its base class makes."""
         made = self.make(instance.node, base.name, args)
         instance.name, instance.args, instance.condition = base.name, made.args, made.condition
@@ -231,14 +232,14 @@ class Calls(Expressions):
     ) -> None:
         """Keep those arguments of a config of the script that its `__init__` does not pass on."""
         if instance.args is None:
-            self._build(instance, base, {})
+            self.build(instance, base, {})
         taken = [*(instance.args or {}).values(), *instance.attrs.values()]
         nodes = {id(each.node) for value in taken for each in reachable(value)}
         for name, value in arguments.items():
             if id(value.node) not in nodes:
                 instance.args = {**(instance.args or {}), f"{cls.name}.{name}": value}
 
-    def _default_of_field(self, value: Value) -> Value:
+    def default_of_field(self, value: Value) -> Value:
         """Return the default in `field(default=…)`, or a value itself."""
         names = ("field", "Field", "Option", "Argument")
         if not isinstance(value, Object) or value.last_name not in names:
@@ -353,12 +354,12 @@ class Calls(Expressions):
             base = cls.outside_base if cls is not None else None
             match name, instance, base:
                 case "__init__", Object(args=None), Object() if base.last_name.endswith("Config"):
-                    self._build(instance, base, args)
+                    self.build(instance, base, args)
             result = literal(node, None)
         elif isinstance(owner, Object):
             if name in _MAPPING_CHANGES:
                 self.change_unknown(node, name, owner, positional, keywords)
-            result = self._parse(node, owner, name, args) if owner.is_call else None
+            result = self.parse(node, owner, name, args) if owner.is_call else None
             result = result or self._set_fields(node, name, owner, args)
         if result is not None:
             return result
@@ -413,78 +414,6 @@ class Calls(Expressions):
             if value is not None or default is not None:
                 self.set_attribute(owner, target, value or literal(node, default), node)
         return owner
-
-    # Arguments of the command line.
-
-    def _parse(self, node: ast.AST, parser: Object, name: str, args: Arguments) -> Value | None:
-        """Return what a parser of the command line returns, if this is one."""
-        kind = parser.last_name
-        if name in ("parse_args", "parse_known_args") and kind.endswith("ArgumentParser"):
-            parsed = Object(node, name="arguments", args={}, owner=parser)
-            parsed.attrs = dict(self._list_arguments(parser))
-            return parsed if name == "parse_args" else Literal(node, (parsed, Object(node)))
-        if kind in _PARSERS and name.startswith("parse_"):
-            listed = (parser.args or {}).get("0") or (parser.args or {}).get("dataclass_types")
-            types = self.items_of(listed) if isinstance(listed, Literal) else [listed]
-            made = [self._parse_class(node, each, parser) for each in types or () if each]
-            return Literal(node, tuple(made))
-        return None
-
-    def _list_arguments(self, parser: Object) -> Iterator[tuple[str, Value]]:
-        """Yield the name of each `add_argument`, with the value that the command line gives it."""
-        calls = [made for made in self.made if made.owner is not None and root_of(made) is parser]
-        presets = [made.args or {} for made in calls if made.name == "set_defaults"]
-        for made in [made for made in calls if made.name == "add_argument"]:
-            args = made.args or {}
-            flags = [plain(args[key]) for key in args if key.isdigit()]
-            texts = [flag for flag in flags if isinstance(flag, str)]
-            if not texts:
-                continue
-            long = next((flag for flag in texts if flag.startswith("--")), texts[0])
-            dest, action = plain(args.get("dest")), plain(args.get("action"))
-            name = dest if isinstance(dest, str) else long.lstrip("-").replace("-", "_")
-            default = args.get("default")
-            if default is None and action in ("store_true", "store_false"):
-                default = literal(made.node, action == "store_false")
-            for preset in presets:
-                default = preset.get(name, default)
-            kind = args.get("type")
-            kind_name = kind.name if isinstance(kind, Object) else ""
-            yield name, self._argument(made.node, name, default, kind_name)
-
-    def _argument(self, node: ast.AST, name: str, default: Value | None, kind: str = "") -> Value:
-        flag = self._flags.get(name, MISSING)
-        is_unset = name in self._flags and flag is MISSING
-        if flag is not MISSING:
-            return literal(node, str(flag) if kind == "str" else flag)
-        value = default_of(default)
-        if isinstance(value, str) and kind in ("int", "float"):
-            value = read_scalar(value)
-        if self._knows_flags and value is not MISSING and not is_unset:
-            return literal(node, value)
-        parts = (default if default is not None else Object(node),)
-        return Object(node, name=f"--{name}", parts=parts, default=value)
-
-    def _parse_class(self, node: ast.AST, kind: Value, parser: Object) -> Value:
-        """Return an instance of a dataclass whose fields the command line gives."""
-        flags: Arguments = {
-            name: Object(node, name=f"--{name}") if value is MISSING else literal(node, value)
-            for name, value in self._flags.items()
-            if not (name.startswith("no_") and name[3:] in self._flags)
-        }
-        if not self._knows_flags:
-            flags["**"] = Object(node, name="flags", parts=(parser,))
-        if not isinstance(kind, Class):
-            return self.make(node, kind.name if isinstance(kind, Object) else "", flags)
-        instance = Object(node, name=kind.name, cls=kind, parts=(parser,), depth=len(self._undo))
-        for cls in reversed(kind.ancestry()):
-            for name in cls.fields if isinstance(cls, Class) else ():
-                pair = kind.find(name)
-                default = self._default_of_field(pair[1]) if pair else None
-                instance.attrs[name] = self._argument(node, name, default)
-        if (base := kind.outside_base) is not None:
-            return self._build(instance, base, {**instance.attrs, **flags})
-        return instance
 
 
 def _name_rest(star: str, rest: tuple[Value, ...]) -> Arguments:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from grpo_cli.convert.script_arguments import CommandLine
 from grpo_cli.convert.script_calls import Calls
 from grpo_cli.convert.script_environment import put_back
 from grpo_cli.convert.script_values import (
@@ -28,6 +29,7 @@ from grpo_cli.convert.script_values import (
     plain,
     reachable,
 )
+from grpo_cli.issues import Location
 
 _IMPORT_ERRORS = ("ImportError", "ModuleNotFoundError")
 _EXITS = ("sys.exit", "exit", "quit", "os._exit")
@@ -70,11 +72,13 @@ class _Carried:
         self.write(evaluator, choose(value.node, kept))
 
 
-class Evaluator(Calls):
+class Evaluator(CommandLine):
     """Evaluates statements; its attributes are what the script makes and changes."""
 
-    def __init__(self, flags: Mapping[str, Any] | None) -> None:
-        super().__init__(flags)
+    def __init__(
+        self, flags: Mapping[str, Any] | None, places: Mapping[str, Location] | None = None
+    ) -> None:
+        super().__init__(flags, places)
         self.functions: list[Function] = []
         """Functions and methods of the script, in the order of their definitions."""
 

@@ -86,10 +86,11 @@ class Expressions(Environment):
                 data, code = plain(self.evaluate(test, frame)), code_of(test)
                 if data is not MISSING:
                     return self.evaluate(body if data else orelse, frame)
-                arms = [
-                    (code, self.evaluate(body, frame)),
-                    (negate(code), self.evaluate(orelse, frame)),
-                ]
+                arms = []
+                for condition, arm in ((code, body), (negate(code), orelse)):
+                    self._conditions.append(condition)
+                    arms.append((condition, self.evaluate(arm, frame)))
+                    self._conditions.pop()
                 return choose(node, arms)
             case ast.Lambda():
                 return Function(node, frame=frame)

@@ -108,12 +108,16 @@ class ScriptModel(ScriptRows):
 
     def _take_wrapper(self, made: Object, base: Object) -> None:
         """Take a call that a model passes through on its way to the trainer."""
-        when = f"only if `{made.condition}`: " if made.condition else ""
+        test = self.when(made)
+        when = f"only if `{test}`: " if test else ""
         name = made.last_name
         self.done.add(id(made))
-        if name == "get_peft_model" and not when:
+        if name == "get_peft_model":
             self._take_peft(made, base)
-        elif name in ("get_peft_model", "from_pretrained") and when:
+            if when:
+                text = f"makes it only if `{test}`; remove it otherwise"
+                self.report.add_to_do("model.lora", f"{self.locate(made.node)} {text}")
+        elif name == "from_pretrained" and when:
             self.leave("model.lora", None, made.node, f"{when}write it, or leave it out")
             self.report.unread.add("model")
         elif name == "from_pretrained":
@@ -182,9 +186,11 @@ class ScriptModel(ScriptRows):
                 self.put(name, data, at)
             elif data is MISSING:
                 self.leave(f"model.{'quantization' if name in _BITS else key}", value, at)
+                init.pop(key, None)
             elif data is not None:
                 init[key] = data
-        self.put("model_init_kwargs", init, made.node)
+        if init:
+            self.put("model_init_kwargs", init, made.node)
 
     def _take_unsloth(self, bound: Bound, made: Object) -> None:
         """Take what unsloth's `from_pretrained` has besides transformers'."""
@@ -205,7 +211,8 @@ class ScriptModel(ScriptRows):
             if plain(value) is MISSING:
                 self.leave(f"generation.{key.replace('vllm_', 'vllm.')}", value, node)
             elif key not in self.report.tree.value and (is_fast or self.report.is_on("use_vllm")):
-                self.put(key, plain(value), node)
+                target = f"generation.{key.replace('vllm_', 'vllm.')}"
+                self.extra[target] = (f"from_pretrained.{name}", plain(value), node)
             else:
                 self.drop(f"from_pretrained.{name}", node, reasons[name])
         unsloths = {name: bound.pop(name) for name in [*bound] if name in reasons}

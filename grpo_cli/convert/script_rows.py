@@ -47,6 +47,7 @@ class ScriptRows(ScriptAccount):
         if base is None:
             self.leave("dataset", *train, NO_DATASET)
             self._name_calls("dataset", [*bases, *passes])
+            self._name_parts("dataset", train[0])
         else:
             self._take_source(base, train, split)
             self._take_changes(passes, changes)
@@ -57,7 +58,16 @@ class ScriptRows(ScriptAccount):
             self._take_held_out(base, other, held_out, split)
         if other is None:
             self._name_calls("dataset.eval_split", others)
+            self._name_parts("dataset.eval_split", held_out[0])
         self._take_other_changes(passes, changes)
+
+    def _name_parts(self, target: str, value: Value | None) -> None:
+        """Name the rows that items such as `rows[rows["a"] > 1]` choose."""
+        for item in reversed(reachable(value)):
+            is_item = isinstance(item, Object) and item.name.startswith("[") and bool(item.parts)
+            if is_item and not isinstance(plain(item.parts[0]), str | int):  # type: ignore[attr-defined]
+                text = f"{self.locate(item.node)} has `{code_of(item.node, 200)}`"
+                self.report.add_to_do(target, text)
 
     def _name_calls(self, target: str, calls: list[Object]) -> None:
         """Name calls that make or change rows for a key that is left to the user."""
@@ -143,7 +153,8 @@ class ScriptRows(ScriptAccount):
         for index, change in enumerate(passes):
             self.done.add(id(change))
             name, code = change.last_name, code_of_call(change)
-            when = f"only if `{change.condition}`: " if change.condition else ""
+            test = self.when(change)
+            when = f"only if `{test}`: " if test else ""
             if name == "filter":
                 key = "train" if "datasets" in self.report.tree.value else "path"
                 fix = "name data without the rows that it leaves out; a recipe reads all rows"
@@ -168,11 +179,12 @@ class ScriptRows(ScriptAccount):
         count = plain(args.get("0") or args.get("indices") or args.get("n"))
         if isinstance(count, list) and count == [*range(len(count))]:
             count = len(count)
-        is_certain = is_first and not change.condition and change.last_name != "skip"
+        is_certain = is_first and not self.when(change) and change.last_name != "skip"
         if isinstance(count, int) and count > 0 and is_certain:
             self.extra[f"dataset.{key}"] = (code_of_call(change), count, change.node)
         else:
-            when = f"only if `{change.condition}`: " if change.condition else ""
+            test = self.when(change)
+            when = f"only if `{test}`: " if test else ""
             fix = "write how many rows it takes; a recipe takes the first ones of the file"
             self.leave(f"dataset.{key}", None, change.node, f"{when}{fix}")
 

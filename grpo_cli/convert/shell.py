@@ -73,6 +73,8 @@ class Command:
     launcher: list[Word] = field(default_factory=list)
     """Arguments of Python, accelerate, torchrun or deepspeed before what they start."""
     environment: dict[str, Word] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)
+    """What the script writes to files; empty if that is known only when it runs."""
     notes: list[tuple[Word, str]] = field(default_factory=list)
     """What the script has besides, as it is written, and why it is not taken."""
 
@@ -275,8 +277,9 @@ def read_command(text: str, source: FilePath) -> Command:
         RecipeError: There is none, or several.
     """
     reader = _Reader(source.parent)
+    files: dict[str, str] = {}
     try:
-        reader.run_text(drop_here_documents(text), 1, ())
+        reader.run_text(drop_here_documents(text, files), 1, ())
         if not reader.commands:
             for steps in reader.functions.values():
                 reader.run(steps, ())
@@ -300,6 +303,7 @@ def read_command(text: str, source: FilePath) -> Command:
         cause = f"starts {len(meant)} trainings (lines {starts})"
         raise recipe_error(cause, "keep one of them in the file", location=where)
     meant[0].notes += reader.notes
+    meant[0].files = files
     return meant[0]
 
 

@@ -4,7 +4,7 @@ Source: `HfArgumentParser` of transformers 5.24; the launchers of accelerate 1.1
 """
 
 import re
-from collections.abc import Container
+from collections.abc import Collection, Container
 from dataclasses import dataclass, field, replace
 from pathlib import Path as FilePath
 from typing import Any, NamedTuple
@@ -13,6 +13,8 @@ from grpo_cli.convert.key_report import by_key, read_keys
 from grpo_cli.convert.shell import Command
 from grpo_cli.convert.shell_syntax import DOUBT, UNKNOWN, Word
 from grpo_cli.convert.shell_values import DOUBTS, find_beside, is_open, show
+from grpo_cli.convert.swift import SWIFT_KEYS
+from grpo_cli.convert.trl import KNOWN_KEYS
 from grpo_cli.errors import recipe_error
 from grpo_cli.issues import Location
 from grpo_cli.recipe.grpo_fields import read_grpo_fields
@@ -120,6 +122,12 @@ def _count_processes(flags: dict[str, Flag]) -> None:
     flags["num_processes"] = count._replace(values=[text])
 
 
+def _complete(name: str, names: Collection[str]) -> str:
+    """Return the only name that a flag abbreviates, or its own."""
+    meant = [each for each in names if each.startswith(name)] if name else []
+    return meant[0] if len(meant) == 1 and name not in ("config", *names) else name
+
+
 def read_flags(command: Command, source: FilePath, *, is_read: bool) -> Flags:
     """Return a command's flags, with the YAML that `--config` names.
 
@@ -133,6 +141,9 @@ def read_flags(command: Command, source: FilePath, *, is_read: bool) -> Flags:
     """
     launcher = _read_launcher(command)
     flags = {**launcher, **_read_values(command.words)}
+    if not is_read:
+        names = {*read_grpo_fields(), *KNOWN_KEYS, *(SWIFT_KEYS if command.tool == "swift" else ())}
+        flags = {_complete(name, names): flag for name, flag in flags.items()}
     if (others := flags.pop("", None)) is not None:
         note = Word(others.text, others.line), "is not a flag, and not read"
         command.notes.append(note)
@@ -168,7 +179,14 @@ def read_flags(command: Command, source: FilePath, *, is_read: bool) -> Flags:
     result.tree = Node(nodes, where)
     result.tree.key_locations.update(places)
     path = find_beside(config, source.parent)
-    if path is None and (is_unset or result.to_do.get("config")):
+    written = {FilePath(name).name: text for name, text in command.files.items()}
+    name = config.rpartition("/")[2]
+    if text := written.get(name, ""):
+        result.tree = merge(_take_yaml(read_text(text, f"{source}, {config}")), result.tree)
+    elif "config" in flags and not config:
+        cause, fix = "`--config` has no value", "name the YAML after it, or remove it"
+        raise recipe_error(cause, fix, location=where)
+    elif name in written or (path is None and (is_unset or result.to_do.get("config"))):
         text = f"line {flags['config'].line} of {source.name} names a YAML that is known only when it runs"
         result.to_do.setdefault("", []).append(f"{text}; convert that YAML, or write what it holds")
     elif "config" in flags:
@@ -181,7 +199,11 @@ def _read_config(path: FilePath | None, config: str, where: Location) -> Node:
     if path is None:
         cause = f"names the YAML `{config}`, which is not here"
         raise recipe_error(cause, "run `grpo convert` where the script runs", location=where)
-    base = read_text(read_source(path), str(path))
+    return _take_yaml(read_text(read_source(path), str(path)))
+
+
+def _take_yaml(base: Node) -> Node:
+    """Return a YAML that is a config."""
     if not isinstance(base.value, dict):
         fix = "name the YAML of the training"
         raise recipe_error("is not a config", fix, location=base.location)

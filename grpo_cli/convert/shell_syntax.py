@@ -18,6 +18,10 @@ COMMENT = "\4"
 PROCESS = 0
 """The branch of commands whose assignments end with their process: `( … )`, a part of a pipe, or before `&`."""
 _HERE_DOCUMENT = re.compile(r"(?<![<\d])<<-?[ \t]*(['\"]?)\\?([A-Za-z_]\w*)\1")
+_WRITES = re.compile(
+    r"(?:^|[;&|\s])(?:cat\b[^|;]*?(?<![0-9&])>\s*([^\s<>&|;]+)|tee\s+([^\s<>&|;-]+))"
+)
+"""A command that writes a here-document to a file."""
 _OPERATOR = re.compile(r";;&|;;|;&|;|&&|\|\||\|&|\||&|\n|\(|\)")
 _REDIRECT = re.compile(r"\d*(?:<<<|<<-?|<>|>>|>&|<&|&>>?|>\||<(?!\()|>(?!\())")
 _CONTINUED = re.compile(r"\\[ \t\r]*\n[ \t]*")
@@ -136,8 +140,13 @@ def read_tokens(text: str, first: int) -> Iterator[Token]:
             is_target = False
 
 
-def drop_here_documents(text: str) -> str:
-    """Return the text with the lines of here-documents empty."""
+def drop_here_documents(text: str, files: dict[str, str] | None = None) -> str:
+    """Return the text with the lines of here-documents empty.
+
+    Args:
+        text: A shell script.
+        files: Gets what `cat > FILE <<EOF` writes; empty if that has expansions.
+    """
     lines = text.replace("\r\n", "\n").split("\n")
     at = 0
     while at < len(lines):
@@ -145,6 +154,11 @@ def drop_here_documents(text: str) -> str:
         for match in [] if is_comment else [*_HERE_DOCUMENT.finditer(lines[at])]:
             rest = (i for i in range(at + 1, len(lines)) if lines[i].strip() == match[2])
             if (end := next(rest, None)) is not None:
+                written = _WRITES.search(lines[at])
+                if files is not None and written is not None:
+                    document = "\n".join(lines[at + 1 : end])
+                    is_plain = match[1] or "\\" in match[0] or not re.search(r"[$`\\]", document)
+                    files[(written[1] or written[2]).strip("\"'")] = document if is_plain else ""
                 lines[at + 1 : end + 1] = [""] * (end - at)
                 at = end
         at += 1

@@ -63,9 +63,23 @@ def convert_swift(report: KeyReport, folders: tuple[FilePath, ...]) -> None:
     if isinstance(size, int) and size > 0:
         note = f"{_DEFAULT}: 16 completions on all devices together; this is for one device"
         report.add_missing("training.gradient_accumulation_steps", max(1, -(-16 // size)), note)
+    _name_open_defaults(report)
     if "model.lora" not in report.to_do:
         rate = 1e-4 if find(report.recipe, "model.lora") is not None else 1e-5
         report.add_missing("training.learning_rate", rate, _DEFAULT)
+
+
+def _name_open_defaults(report: KeyReport) -> None:
+    """Name the defaults that are not written since flags that are not known may set others."""
+    open_ = {
+        target: value
+        for target, value in read_keys("swift-defaults").items()
+        if target.partition(".")[0] in report.unread and find(report.recipe, target) is None
+    }
+    if open_:
+        pairs = ", ".join(f"`{target}: {value}`" for target, value in open_.items())
+        text = f"without them ms-swift's defaults hold, which are not written here: {pairs}"
+        report.add_to_do("training", text)
 
 
 def _take_tuner(report: KeyReport) -> None:

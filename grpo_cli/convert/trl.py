@@ -108,7 +108,8 @@ def take_model(report: KeyReport, lora_defaults: str = "trl-lora-defaults") -> N
     if has_lora or "model.lora" in report.to_do:
         report.take(LORA)
     report.drop_all(LORA.keys() & report.rest(), _NO_LORA)
-    if find(report.recipe, "model.dtype") == "auto" and not has_lora:
+    is_open = {"model.lora", "model.dtype"} & report.to_do.keys() or "model" in report.unread
+    if find(report.recipe, "model.dtype") == "auto" and not has_lora and not is_open:
         note = "was auto, the checkpoint's own; bfloat16 would round most updates away"
         report.add("model.dtype", "float32", note)
     report.add_missing("model.dtype", "float32", f"{report.tool}'s default")
@@ -213,7 +214,7 @@ TRAINING: Table = {
     "warmup_ratio": _take_warmup_ratio,
 }
 """Keys of the training and its launcher that are not fields of `GRPOConfig` in a recipe."""
-_KNOWN = {*MODEL, *LORA, *VLLM, *TRAINING, *NAMED, *MIXTURE_KEYS, *SERVER_KEYS}
+KNOWN_KEYS = {*MODEL, *LORA, *VLLM, *TRAINING, *NAMED, *MIXTURE_KEYS, *SERVER_KEYS}
 _NULLABLE = ("vllm_importance_sampling_clip_max",)
 """Fields for which null is a value of its own, and not the default."""
 
@@ -281,7 +282,7 @@ def find_model_key(name: str) -> str | None:
 def is_dropped(name: str, known: Container[str] = ()) -> bool:
     """Return whether a recipe has no place for a key, whatever its value; `known` are those of another tool."""
     is_refused = grpo_fields.refusal_of(name) or name in grpo_fields.MOVED
-    is_unknown = name not in {*_KNOWN, *R1_SIGNS, *_SHARED} and name not in known
+    is_unknown = name not in {*KNOWN_KEYS, *R1_SIGNS, *_SHARED} and name not in known
     return find_home(name) is None and bool(is_refused or is_unknown)
 
 
@@ -298,7 +299,7 @@ def _take_field(report: KeyReport, name: str) -> None:
     elif reason:
         report.drop(key, reason.removeprefix("remove it: "))
     else:
-        report.drop_unknown(key, {*_KNOWN, *grpo_fields.read_grpo_fields()})
+        report.drop_unknown(key, {*KNOWN_KEYS, *grpo_fields.read_grpo_fields()})
 
 
 _DEFAULT_REWARDS = ("accuracy", "format", "tag_count")

@@ -6,6 +6,7 @@ import pytest
 
 from grpo_cli.convert.conversion import translate
 from grpo_cli.convert.key_report import find
+from grpo_cli.errors import RecipeError
 
 IMPORTS = """\
 from dataclasses import dataclass
@@ -165,3 +166,102 @@ class C(GRPOConfig):
     report = convert(lines, "C('o', learning_rate=3e-6)")
     assert training(report) == {"learning_rate": 3e-6, "max_steps": 21}
     assert find(report.recipe, "generation.top_p") == 0.88
+
+
+def test_a_call_under_the_condition_of_the_trainer_is_certain():
+    lines = """\
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
+def train():
+    model = AutoModelForCausalLM.from_pretrained("m/x", dtype=kind())
+    model = get_peft_model(model, LoraConfig(r=4))
+    if more:
+        model = get_peft_model(model, LoraConfig(r=5))
+    GRPOTrainer(model, "r/m", train_dataset=load_dataset("d/x"))
+if mode() == "train":
+    train()
+"""
+    report = translate(
+        IMPORTS + lines.replace("    if more:\n    " + "    model", "#"), Path("train.py")
+    )
+    assert find(report.recipe, "model.lora.r") == 4
+    assert "model.lora" not in report.to_do
+    assert "dtype" not in report.recipe["model"]
+    report = translate(IMPORTS + lines.replace("LoraConfig(r=4)", "base"), Path("train.py"))
+    assert "only if `more`" in report.to_do["model.lora"]
+
+
+def test_changes_of_rows_and_tokenizers_are_named_one_by_one():
+    lines = """\
+import pandas as pd
+from datasets import Dataset
+from transformers import AutoTokenizer
+tok = AutoTokenizer.from_pretrained("m/x")
+tok.truncation_side, tok.pad_token = "left", "<pad>"
+tr, va = split(pd.read_csv("rows.csv"))
+tr["prompt"] = "Q: " + tr["prompt"]
+tr = tr[tr["hit"] > 1].dropna()
+ds = concat([Dataset.from_pandas(tr)])
+ds.set_format("torch")
+"""
+    trainer = "GRPOTrainer('m/x', 'r/m', train_dataset=ds, processing_class=tok)"
+    text = text_of(translate(f"{IMPORTS}{lines}{trainer}", Path("train.py")))
+    codes = [
+        "tok.truncation_side = 'left'",
+        "tok.pad_token = '<pad>'",
+        "pd.read_csv('rows.csv')",
+        "tr['prompt'] = ",
+        "tr[tr['hit'] > 1]",
+        "….dropna()",
+        "ds.set_format('torch')",
+    ]
+    assert [code for code in codes if code not in text] == []
+
+
+def test_rows_of_a_mapping_that_a_loop_fills_are_the_trainers():
+    lines = "E = {}\nfor n in names(): E[n] = load_dataset('d/' + n)"
+    report = convert(lines, "GRPOConfig()", ", eval_dataset=E")
+    assert "load_dataset('d/' + n)" in report.to_do["dataset.eval_split"]
+    assert "does not reach" not in text_of(report)
+
+
+def test_only_code_that_was_not_read_is_said_to_be():
+    lines = """\
+from datasets import load_dataset as ld
+def load_dataset(path): return ld(path)
+class Boss:
+    def __call__(self): return LoraConfig(r=1)
+def old(): return LoraConfig(r=2)
+def run(): return load_dataset("d/x")
+run()
+Boss()()
+"""
+    report = convert(lines, "GRPOConfig()")
+    notes = {each.key: each.note for each in report.dropped}
+    assert notes["LoraConfig(r=1)"] == "`__call__` was not read: how it is called was not followed"
+    assert notes["LoraConfig(r=2)"] == "no call of this code was found"
+    assert not any(key.startswith("load_dataset") for key in notes)
+
+
+def test_a_key_that_the_script_does_not_have_says_nothing_of_the_version():
+    lines = """\
+from unsloth import FastLanguageModel
+m, t = FastLanguageModel.from_pretrained("m/x", max_seq_length=512, fast_inference=True)
+GRPOTrainer(m, "r/m", GRPOConfig(), load_dataset("d/x"))
+"""
+    report = translate(IMPORTS + lines, Path("train.py"))
+    assert find(report.recipe, "generation.vllm.max_model_length") == 512
+    assert "training.beta" in report.notes
+
+
+@pytest.mark.parametrize("origin", ["other.trainers", ".near"])
+def test_a_trainer_of_another_package_is_read_if_it_is_asked_for(origin, tmp_path):
+    path = tmp_path / "train.py"
+    trains = "GRPOTrainer('m/x', 'r/m', GRPOConfig(beta=1), load_dataset('d/x'))"
+    lines = f"{IMPORTS}from {origin} import GRPOTrainer\n{trains}\n"
+    with pytest.raises(RecipeError, match=r"GRPOTrainer from .*not TRL.*--from trl"):
+        translate(lines, path)
+    assert training(translate(lines, path, "trl")) == {"beta": 1}
+    (tmp_path / "near.py").write_text("import trl\nclass GRPOTrainer(trl.GRPOTrainer): pass\n")
+    if origin == ".near":
+        assert training(translate(lines, path)) == {"beta": 1}
