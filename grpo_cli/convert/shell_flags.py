@@ -178,33 +178,33 @@ def read_flags(command: Command, source: FilePath, *, is_read: bool) -> Flags:
     nodes = {name: as_node(value, places[name]) for name, value in values.items()}
     result.tree = Node(nodes, where)
     result.tree.key_locations.update(places)
-    path = find_beside(config, source.parent)
-    written = {FilePath(name).name: text for name, text in command.files.items()}
-    name = config.rpartition("/")[2]
-    if text := written.get(name, ""):
-        result.tree = merge(_take_yaml(read_text(text, f"{source}, {config}")), result.tree)
-    elif "config" in flags and not config:
-        cause, fix = "`--config` has no value", "name the YAML after it, or remove it"
-        raise recipe_error(cause, fix, location=where)
-    elif name in written or (path is None and (is_unset or result.to_do.get("config"))):
-        text = f"line {flags['config'].line} of {source.name} names a YAML that is known only when it runs"
-        result.to_do.setdefault("", []).append(f"{text}; convert that YAML, or write what it holds")
-    elif "config" in flags:
-        result.tree = merge(_read_config(path, config, where), result.tree)
+    if "config" in flags:
+        _merge_config(result, config, is_unset, flags["config"].line, command, source)
     return result
 
 
-def _read_config(path: FilePath | None, config: str, where: Location) -> Node:
-    """Return the YAML that `--config` names."""
-    if path is None:
+def _merge_config(
+    result: Flags, config: str, is_unset: bool, line: int, command: Command, source: FilePath
+) -> None:
+    """Take the YAML that `--config` names: a file, or what the script writes to it."""
+    where = Location(str(source), command.line, 1)
+    written = {FilePath(name).name: text for name, text in command.files.items()}
+    name, path = config.rpartition("/")[2], find_beside(config, source.parent)
+    if not config and not is_unset:
+        cause, fix = "`--config` has no value", "name the YAML after it, or remove it"
+        raise recipe_error(cause, fix, location=where)
+    if text := written.get(name, ""):
+        base = read_text(text, f"{source}, {config}")
+    elif name in written or (path is None and (is_unset or result.to_do.get("config"))):
+        text = f"line {line} of {source.name} names a YAML that is known only when it runs"
+        result.to_do.setdefault("", []).append(f"{text}; convert that YAML, or write what it holds")
+        return
+    elif path is None:
         cause = f"names the YAML `{config}`, which is not here"
         raise recipe_error(cause, "run `grpo convert` where the script runs", location=where)
-    return _take_yaml(read_text(read_source(path), str(path)))
-
-
-def _take_yaml(base: Node) -> Node:
-    """Return a YAML that is a config."""
+    else:
+        base = read_text(read_source(path), str(path))
     if not isinstance(base.value, dict):
         fix = "name the YAML of the training"
         raise recipe_error("is not a config", fix, location=base.location)
-    return base
+    result.tree = merge(base, result.tree)
