@@ -92,6 +92,7 @@ _ACTIONS: "dict[str, Callable[..., Any]]" = {
     "get": getattr,
     "set": setattr,
     "delete": delattr,
+    "update": lambda value, name, new: _update(getattr(value, name), new),
     "copy": _copy_plain,
 }
 
@@ -373,6 +374,34 @@ class ProgramPeer(Peer):
         super().__init__(read, write, module)
         self._functions: dict[int, int] = {}
         """The numbers of functions of the test."""
+        self._copies: dict[tuple[int, str], tuple[Any, object]] = {}
+        """Lists and the like that were read from objects of the test, and as which they were sent last."""
+
+    def get(self, target: Remote, name: str) -> "Any":
+        """Return an attribute of the test's object; a list or the like is changed there if it is here."""
+        key = target._remote.number, name
+        value, packed = self._copies.get(key, (None, None))
+        if key in self._copies and self._pack(value) != packed:
+            return value
+        new = super().get(target, name)
+        if not hasattr(type(new), "clear"):
+            return new
+        if self._pack(new) != packed:
+            value = value if _update(value, new) else new
+            self._copies[key] = value, self._pack(value)
+        return value
+
+    def call(self, target: "Any", args: "tuple[Any, ...]", kwargs: "dict[str, Any]") -> "Any":
+        """Call a function of the test's, which sees what changed."""
+        self._send_changes()
+        return super().call(target, args, kwargs)
+
+    def _send_changes(self) -> None:
+        for key, (value, packed) in [*self._copies.items()]:
+            new = self._pack(value)
+            self._copies[key] = value, new
+            if new != packed:
+                self.ask("update", *key, value)
 
     def do(self, what: str, target: "Any", *parts: "Any") -> "Any":
         """Also find a program's names, and seed its `random`."""
@@ -383,7 +412,11 @@ class ProgramPeer(Peer):
 
             return random.seed(*parts[0], **parts[1])
         if what != "names":
-            return super().do(what, target, *parts)
+            try:
+                return super().do(what, target, *parts)
+            finally:
+                self._send_changes()
+                self._copies.clear()
         names = {name: vars(target)[name] for name in parts[0] if name in vars(target)}
         self._tested = frozenset(
             each

@@ -218,7 +218,7 @@ class TestPeer(Peer):
 
     def do(self, what: str, target: "Any", *parts: "Any") -> "Any":
         """Do what the program asks for, with no more of an object than its attributes."""
-        if what in ("get", "set", "delete"):
+        if what in ("get", "set", "delete", "update"):
             name = parts[0]
             is_open = type(target).__module__ in _READABLE_MODULES and not name.startswith("_")
             if not is_open and name not in ("__name__", "__qualname__", "__doc__"):

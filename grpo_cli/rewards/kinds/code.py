@@ -92,16 +92,16 @@ class CodeParams(RewardParams):
     which suppresses exceptions other than a failed assertion.
 
     What tests can pass: plain data, functions (with their parameters and `__doc__`), and objects of classes
-    that they define. Lists and the like that a function changes are changed in the test too, so compare with a
-    copy: `f(x) == sorted(x)` is true of a function that empties `x`. Globals of the program that a test uses
-    and that hold data are kept equal in both. Other copies are not: `s.items.append(1)` changes the test's
-    copy. `random.seed` counts in both. A test cannot receive coroutines. Test functions and classes (`test_…`,
-    `unittest.TestCase`) are run, with `setup_…` and `teardown_…` (`module`, `function`, `class`, `method`),
-    `pytest.raises`, `approx`, `fixture` (`scope`, `autouse`) and `mark.parametrize`; imports from `solution`,
-    `main` and the like are the program's names. A row is an error if its tests use anything else of pytest
-    (`warns`, `mark.xfail`, its own fixtures such as `capsys`, `params` of a fixture), `assertWarns`,
-    `assertLogs`, `async def` or `mock.patch`, redirect input or output (`sys.stdin = …`, `redirect_stdout`), or
-    derive a class from one of the program's that is not an exception.
+    that they define. Lists and the like that a function changes, also of such objects, are changed in the test
+    too, so compare with a copy: `f(x) == sorted(x)` is true of a function that empties `x`. Globals of the
+    program that a test uses and that hold data are kept equal in both. Other copies are not:
+    `s.items.append(1)` changes the test's copy. `random.seed` counts in both. A test cannot receive coroutines.
+    Test functions and classes (`test_…`, `unittest.TestCase`) are run, with `setup_…` and `teardown_…`
+    (`module`, `function`, `class`, `method`), `pytest.raises`, `approx`, `fixture` (`scope`, `autouse`) and
+    `mark.parametrize`; imports from `solution`, `main` and the like are the program's names. A row is an error
+    if its tests use anything else of pytest (`warns`, `mark.xfail`, its own fixtures such as `capsys`, `params`
+    of a fixture), `assertWarns`, `assertLogs`, `async def` or `mock.patch`, redirect input or output
+    (`sys.stdin = …`, `redirect_stdout`), or derive a class from one of the program's that is not an exception.
 
     Source: the test formats of APPS (Hendrycks et al. 2021), MBPP (Austin et al. 2021) and
     HumanEval (Chen et al. 2021).

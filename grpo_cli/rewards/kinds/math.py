@@ -39,19 +39,28 @@ _DECIMAL_COMMA = re.compile(r"[-+]?(?:[0-9]{1,3}(?:\.[0-9]{3})+,[0-9]+|[0-9]+,[0
 _ASSIGNED = re.compile(r"([A-Za-z])\s*=")
 _GLUED = re.compile(r"(?<=[0-9])(?=[kcdm]?m\s*\^)")
 """Between a number and a unit that math-verify would read as a variable: `72m^2`."""
+_SHORT_WORDS = re.compile(r"(?i:no|on|up|in|am|pm|ii)|[IVX]{2,}")
+"""Words, and Roman numerals, that would be read as products of letters."""
+_BASE = re.compile(r"[0-9A-F]+\s*_\s*\{?\s*([0-9]+)\s*\}?")
+_SHAPES = {
+    "point or interval": re.compile(r"[(\[][^()\[\]]*,[^()\[\]]*[)\]]"),
+    "set": re.compile(r"\\\{(?!.*(?:\\\}.|\\(?:mid|in|[lg]eq?)\b|[|:<>])).*,.*\}"),
+}
+"""Of what math-verify compares by its members alone."""
 _LETTERED = re.compile(r"\(([A-Za-z])\)\.?")
 
 
 class MathParams(RewardParams):
     r"""Rewards a mathematically correct answer.
 
-    Formula: 1 if the answer found in the completion equals the gold, else 0. Numbers are compared
-    exactly (1,000 = 1000, 3/4 = 0.75, 2^{10} = 1024, 50% = 50 = 0.5; units are ignored), except that a
-    decimal meets a number without a finite decimal (1/3, \pi, e^{-50}) if they differ by at most a
-    millionth of it. Words are compared case-insensitively, and anything else in the form that
-    math-verify reads. The gold may be `72`, `#### 72`, `\boxed{72}` or a solution that ends in one of
-    these. No answer found, or one too long or too explosive to evaluate (`9**9**9**9`), scores 0. If
-    the gold cannot be read, or is missing, the reward does not apply to the row.
+    Formula: 1 if the answer found in the completion equals the gold, else 0. Numbers are compared exactly
+    (1,000 = 1000, 3/4 = 0.75, 2^{10} = 1024, 50% = 50 = 0.5; units are ignored), except that a decimal
+    meets a number without a finite decimal (1/3, \pi, e^{-50}) if they differ by at most a millionth of it.
+    Words are compared case-insensitively, and anything else in the form that math-verify reads. A set is
+    not a point or an interval, but a list (`2,3`) equals either; letters that are not a word are a product
+    (`AB` = `BA`). The gold may be `72`, `#### 72`, `\boxed{72}` or a solution that ends in one of these. No
+    answer found, or one too long or too explosive to evaluate (`9**9**9**9`), scores 0. If the gold cannot
+    be read, or is missing, the reward does not apply to the row.
     Range: {0, 1}.
 
     Source: `math_verify.verify` (math-verify 0.9); GSM8K's `####` (Cobbe et al. 2021,
@@ -171,7 +180,8 @@ def compare(
 def is_words(text: str) -> bool:
     """Return whether a text is language (`Monday`, `yes`) and not a product of variables (`xy`)."""
     plain = tidy(text)
-    return bool(_WORDS.fullmatch(plain)) and re.search(r"[A-Za-z]{3}", plain) is not None
+    is_word = re.search(r"[A-Za-z]{3}", plain) or _SHORT_WORDS.fullmatch(plain)
+    return bool(_WORDS.fullmatch(plain) and is_word)
 
 
 def _is_prose(text: str) -> bool:
@@ -192,7 +202,18 @@ def _is_plainly_same(gold: Reference, text: str) -> bool | None:
         return True
     if is_words(gold.text) or is_words(text) or is_explosive(gold.text) or is_explosive(text):
         return False
-    return None
+    return False if _are_unlike(tidy(gold.text), tidy(text)) else None
+
+
+def _are_unlike(gold: str, text: str) -> bool:
+    """Return whether two answers differ in what math-verify does not read: shape, base, repeated items."""
+    shapes = {
+        name for each in (gold, text) for name, shape in _SHAPES.items() if shape.fullmatch(each)
+    }
+    bases = {each[1] for each in map(_BASE.fullmatch, (gold, text)) if each}
+    items = [re.sub(r"\s", "", each).split(",") for each in (gold, text)]
+    is_repeated = any(len(each) > len({*each}) == 1 for each in items)
+    return len(shapes) > 1 or len(bases) > 1 or (is_repeated and len(items[0]) != len(items[1]))
 
 
 def _folded(text: str) -> str:

@@ -111,6 +111,11 @@ RIGHT = [
     ),
     ("Monday", r"\boxed{\text{monday}}"),
     ("B", r"\boxed{(B)}"),
+    (r"\{2,3\}", r"\boxed{3,2}"),
+    ("1010_2", r"\boxed{1010_{2}}"),
+    ("5,5", r"\boxed{5, 5}"),
+    ("no", r"\boxed{\text{No}}"),
+    ("xy", r"\boxed{yx}"),
 ]
 WRONG = [
     ("72", ""),
@@ -144,6 +149,13 @@ WRONG = [
     ("Monday", r"\boxed{dayMon}"),
     ("Monday", "72"),
     ("B", r"\boxed{C}"),
+    (r"\{2,3\}", r"\boxed{(2,3)}"),
+    (r"\left[2,\frac{7}{2}\right]", r"\boxed{\{2,\frac{7}{2}\}}"),
+    ("1010_2", r"\boxed{1010_3}"),
+    ("no", r"\boxed{on}"),
+    ("IV", r"\boxed{VI}"),
+    ("5", r"\boxed{5,5}"),
+    (r"\sqrt{2}, \sqrt{2}", r"\boxed{\sqrt{2}}"),
 ]
 
 
