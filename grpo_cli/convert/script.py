@@ -82,6 +82,9 @@ class Script(ScriptModel):
         """Return the trainer that the script makes; None if it makes a config only."""
         trainers = [made for made in self.made if is_trainer(made)]
         for made in () if self.is_asked else [*trainers, *filter(is_config, self.made)]:
+            # A trainer of another name is noted as one whose code is not read.
+            if is_trainer(made) and made.last_name != "GRPOTrainer":
+                continue
             if package := find_other_package(made, self.file.parent):
                 cause = f"has {made.last_name} from `{package}`, which is not TRL"
                 fix = "if it takes what TRL's takes, read it as TRL's with `--from trl`"

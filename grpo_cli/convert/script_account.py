@@ -16,6 +16,7 @@ from grpo_cli.convert.script_values import (
     MISSING,
     Choice,
     Function,
+    Literal,
     Object,
     Value,
     code_of,
@@ -90,12 +91,21 @@ def is_other(made: Object) -> bool:
     return not (is_part or made.last_name in parts)
 
 
+def is_item(value: Value) -> bool:
+    """Return whether a value is an item of something."""
+    return isinstance(value, Object) and value.name.startswith("[")
+
+
 def role_of(value: Value | None) -> str:
     """Return which part of a training a value belongs to; empty for another."""
     root = root_of(value)
     if root is not value and isinstance(root, Object) and root.is_call and is_other(root):
-        made = (each for each in reachable(root) if isinstance(each, Object))
-        return "rows" if any(map(is_rows, made)) else ""
+        given = [Literal(root.node, [*(root.args or {}).values()]), *(root.args or {}).values()]
+        lists = [each.data for each in given if isinstance(each, Literal)]
+        objects = [each for data in lists if isinstance(data, list | tuple) for each in data]
+        # An item of rows, such as a text, is not rows.
+        is_given = any(role_of(each) == "rows" and not is_item(each) for each in objects)
+        return "rows" if is_given else ""
     if isinstance(root, Object) and root.is_import and "GRPOTrainer" in root.last_name:
         return "trainer"
     if not isinstance(root, Object) or not root.is_call:

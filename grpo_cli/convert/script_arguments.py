@@ -18,7 +18,7 @@ from grpo_cli.convert.script_values import (
 )
 from grpo_cli.convert.trl import KNOWN_KEYS
 from grpo_cli.issues import Location
-from grpo_cli.recipe.grpo_fields import read_grpo_fields
+from grpo_cli.recipe.grpo_fields import RENAMED, read_grpo_fields
 from grpo_cli.recipe.yaml_tree import read_scalar
 
 _PARSERS = ("HfArgumentParser", "TrlParser", "H4ArgumentParser")
@@ -139,4 +139,4 @@ def _list_fields(kind: Value | None) -> Iterator[str]:
         if isinstance(cls, Class):
             yield from cls.fields
         elif isinstance(cls, Object) and cls.name.startswith("trl."):
-            yield from (*read_grpo_fields(), *KNOWN_KEYS)
+            yield from (*read_grpo_fields(), *RENAMED, *KNOWN_KEYS)

@@ -14,7 +14,7 @@ from grpo_cli.convert.shell import Command
 from grpo_cli.convert.shell_syntax import DOUBT, UNKNOWN, Word
 from grpo_cli.convert.shell_values import DOUBTS, find_beside, is_open, show
 from grpo_cli.convert.swift import SWIFT_KEYS
-from grpo_cli.convert.trl import KNOWN_KEYS
+from grpo_cli.convert.trl import KNOWN_KEYS, find_home
 from grpo_cli.errors import recipe_error
 from grpo_cli.issues import Location
 from grpo_cli.recipe.grpo_fields import read_grpo_fields
@@ -125,7 +125,8 @@ def _count_processes(flags: dict[str, Flag]) -> None:
 def _complete(name: str, names: Collection[str]) -> str:
     """Return the only name that a flag abbreviates, or its own."""
     meant = [each for each in names if each.startswith(name)] if name else []
-    return meant[0] if len(meant) == 1 and name not in ("config", *names) else name
+    is_known = name in names or name == "config" or find_home(name) is not None
+    return meant[0] if len(meant) == 1 and not is_known else name
 
 
 def read_flags(command: Command, source: FilePath, *, is_read: bool) -> Flags:

@@ -44,9 +44,9 @@ def test_flags_of_a_script_have_the_lines_of_the_shell_script(tmp_path):
     assert find(report.recipe, "training.num_train_epochs") == 6
     places = {each.key: each.location for each in report.dropped}
     assert Path(places["logging_dir"].source).name == "run.sh"
-    assert convert(f"trl grpo {FLAGS} --num_train_epoch 6").recipe["training"] == {
-        "num_train_epochs": 6
-    }
+    report = convert(f"trl grpo {FLAGS} --num_train_epoch 6 --vllm_max_model_len 9")
+    assert report.recipe["training"] == {"num_train_epochs": 6}
+    assert "vllm_max_model_len" in {each.key for each in report.entries}
 
 
 def test_defaults_that_unknown_flags_may_change_are_named():
