@@ -87,9 +87,9 @@ class CodeParams(RewardParams):
     Tests that can be forged: a test that asks the program to judge itself. It may take its cases from the
     program, call helpers that the program defines (HumanEval's `poly` and `encode_cyclic`), compare identity
     (`is`) with what it passed, compare a result with a list that it passed and the program changed, call
-    special methods (`a.__eq__(b)`), assert more than a loop over a result that may be empty, pass over calls
-    that raise (`try: r = f(x)`, `except Exception: continue`), or run in a context manager of the program,
-    which suppresses exceptions other than a failed assertion.
+    special methods (`a.__eq__(b)`), compare an empty result by broadcasting (`np.allclose(f(x), [1])`) or in
+    one of several loops, pass over calls that raise (`try: r = f(x)`, `except Exception: continue`), or run in
+    a context manager of the program, which suppresses exceptions other than a failed assertion.
 
     What tests can pass: plain data, functions (with their parameters and `__doc__`), and objects of classes
     that they define. Lists and the like that a function changes, also of such objects, are changed in the test
