@@ -45,10 +45,13 @@ def explain_loading(
 
     refusals = (OSError, ValueError, ImportError, TypeError, RuntimeError)
     fixes = (
-        (SafetensorError, "the weights are torn: fetch them anew"),
-        (json.JSONDecodeError, "one of its files is damaged: fetch them anew"),
-        (UnicodeDecodeError, "one of its files is not UTF-8: save it as UTF-8, or fetch it anew"),
-        (StrictDataclassError, "correct that value in its config.json, or fetch the file anew"),
+        (SafetensorError, "the weights are torn: download them again"),
+        (json.JSONDecodeError, "one of its files is damaged: download them again"),
+        (
+            UnicodeDecodeError,
+            "one of its files is not UTF-8: save it as UTF-8, or download it again",
+        ),
+        (StrictDataclassError, "correct that value in its config.json, or download the file again"),
     )
     try:
         yield

@@ -77,7 +77,7 @@ def _find_weights_fault(folder: Path) -> Fault | None:
     if (folder / ADAPTER_WEIGHTS).is_file():
         return find_fault(folder / ADAPTER_WEIGHTS)
     if not (folder / "adapter_model.bin").is_file():
-        return f"{folder} holds no {ADAPTER_WEIGHTS}", "fetch the adapter anew"
+        return f"{folder} holds no {ADAPTER_WEIGHTS}", "download the adapter again"
     load = f"PeftModel.from_pretrained(base, '{folder}').save_pretrained('{folder}')"
     fix = f"if you trust it, write it as safetensors once, with peft: {load}"
     return f"{folder} holds adapter_model.bin, a pickle, and no {ADAPTER_WEIGHTS}", fix

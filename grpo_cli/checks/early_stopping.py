@@ -70,7 +70,7 @@ def _check_best(recipe: Recipe) -> Iterator[Issue]:
         saved = recipe.setting("save_steps")
         every = recipe.setting("eval_steps") or recipe.logging.logging_steps
         if saved >= 1 and every >= 1 and saved % every:
-            seen = f"{saved:g} is no multiple of `eval_steps` ({every:g}), which `load_best_model_at_end` needs"
+            seen = f"{saved:g} is not a multiple of `eval_steps` ({every:g}), which `load_best_model_at_end` needs"
             fix = f"set it to {every * (saved // every + 1):g}, or `eval_steps` to a divisor of it"
             yield Issue(seen, fix, "training.save_steps")
     if training.early_stopping and evaluates == "no":

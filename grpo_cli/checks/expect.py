@@ -31,7 +31,7 @@ def check_expect(context: CheckContext) -> Iterator[Issue]:
             yield from _check_records(recipe, each, path, total_steps)
         if total_steps is not None and each.step > total_steps:
             seen = f"{each.step} is after the last step of this training ({total_steps}), {unused}"
-            fix = "train as many steps, or measure anew with grpo expect RUN"
+            fix = "train as many steps, or measure again with grpo expect RUN"
             yield Issue(seen, fix, f"{path}.step", level="warning")
 
 

@@ -138,7 +138,7 @@ def _check_processor(recipe: Recipe) -> Iterator[Issue]:
     broken = [each for each in files if read_settings(each) is None]
     if broken:
         yield Issue(
-            f"{broken[0]} holds no JSON object", "correct it, or fetch it anew", "model.path"
+            f"{broken[0]} holds no JSON object", "correct it, or download it again", "model.path"
         )
     elif not files:
         fix = f"put {' or '.join(_PROCESSOR_FILES)} beside config.json"

@@ -40,7 +40,7 @@ _SPOILT = (
 )
 """What spoils a text on its way; the share of rows from which on it is no chance; what is said, and the fix."""
 _SKIP_EMPTY = {"code", "judge"}
-"""Kinds for which a row with an empty column is no fault."""
+"""Kinds for which a row with an empty column is not a fault."""
 
 
 def find_templates(dataset: Any) -> list[tuple[str, str]]:

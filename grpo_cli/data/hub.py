@@ -14,7 +14,7 @@ _BATCH_ROWS = 1000
 
 
 def check_id(path: str) -> None:
-    """Refuse what is no hub id: an address, or a file of this machine."""
+    """Refuse what is not a hub id: an address, or a file of this machine."""
     if "://" in path:
         name = path.partition("/datasets/")[2].strip("/") or "openai/gsm8k"
         message, fix = "is an address, not the id of a dataset", f"write its id, such as `{name}`"

@@ -60,7 +60,7 @@ def is_stored_image(value: Any) -> bool:
 
 
 def image_values(row: Row, columns: Iterable[str]) -> list[tuple[str, Any]]:
-    """Return each image of a row as it is written, with its column; empty values are no images."""
+    """Return each image of a row as it is written, with its column; empty values are not images."""
     listed = {
         name: value if isinstance(value := row.get(name), list | tuple) else [value]
         for name in columns
@@ -76,7 +76,7 @@ def image_values(row: Row, columns: Iterable[str]) -> list[tuple[str, Any]]:
 def read_images(row: Row, columns: Iterable[str], where: str, folder: Path | None) -> list[Image]:
     """Return a row's images; of each, the first and last bytes are read. Relative paths are below `folder`.
 
-    Raises `RecipeError` if one of them is no picture that Pillow reads.
+    Raises `RecipeError` if one of them is not a picture that Pillow reads.
     """
     images = []
     for column, value in image_values(row, columns):
@@ -100,7 +100,7 @@ def as_image(value: Any, folder: Path | None) -> Image:
             raise ImageError("address", f"is an address, which is not opened: {show(value)}", fix)
         if "\0" in value or len(value) > _LONGEST_PATH:
             fix = "write the path of a picture, or keep its bytes in a parquet file"
-            raise ImageError("value", f"holds {show(value)}, which is no path", fix)
+            raise ImageError("value", f"holds {show(value)}, which is not a path", fix)
         path = Path(value).expanduser()
         return {"bytes": None, "path": str(folder / path if folder else path.absolute())}
     if isinstance(value, bytes | bytearray):
@@ -114,7 +114,7 @@ def as_image(value: Any, folder: Path | None) -> Image:
         value.save(file, format="PNG")
         return {"bytes": file.getvalue(), "path": None}
     raise ImageError(
-        "value", f"holds {show(value)}, which is no image", "write the path of a picture"
+        "value", f"holds {show(value)}, which is not an image", "write the path of a picture"
     )
 
 
@@ -185,7 +185,7 @@ def _opened(image: Image) -> Iterator[Any]:
     path = image["path"]
     if path and os.path.exists(path) and not os.path.isfile(path):
         # A pipe or a device might never end.
-        raise ImageError("folder", f"names {name}, which is no regular file", "name a picture")
+        raise ImageError("folder", f"names {name}, which is not a regular file", "name a picture")
     try:
         with warnings.catch_warnings():
             # Up to twice the limit, Pillow merely warns.
@@ -196,7 +196,7 @@ def _opened(image: Image) -> Iterator[Any]:
         seen = f"names {name}, which does not exist"
         raise ImageError("missing", seen, "correct the path") from error
     except UnidentifiedImageError as error:
-        seen = f"is no picture that Pillow reads: {name} begins with {_read_ends(image)[0]!r}"
+        seen = f"is not a picture that Pillow reads: {name} begins with {_read_ends(image)[0]!r}"
         raise ImageError("format", seen, _CONVERT) from error
     except (Pillow.DecompressionBombWarning, Pillow.DecompressionBombError) as error:
         limit = f"{Pillow.MAX_IMAGE_PIXELS:,} pixels, the most that Pillow opens"

@@ -191,7 +191,7 @@ class Renderer:
     ) -> list[dict[str, Any]]:
         if not self._templated and any(_MARK_AS_TEXT in str(each["content"]) for each in messages):
             fix = "write parts: [{type: image}, {type: text, text: …}]"
-            seen = f"{where} has the mark `{_MARK_AS_TEXT}` in its messages, which are no template"
+            seen = f"{where} has the mark `{_MARK_AS_TEXT}` in its messages, which are not template"
             raise recipe_error(seen, fix, "dataset.prompt")
         messages = [{**each, "content": _as_parts(each["content"])} for each in messages]
         count = len(image_values(row, self._prompt.images))

@@ -45,7 +45,7 @@ def make_groups(
     Takes rows with their places in the source, and their prompts; returns `prompt`, `row_id` (place of the
     prompt's first row), `responses` and `rewards`.
 
-    Raises `RecipeError` if a response cannot be rendered, or a reward is no finite number.
+    Raises `RecipeError` if a response cannot be rendered, or a reward is not a finite number.
     """
     groups: dict[str, Row] = {}
     for (place, row), prompt in zip(rows, prompts, strict=True):

@@ -124,7 +124,7 @@ class Trial:
     def keep(self, name: str, content: Content) -> str:
         """Keep what a call returned; return it as a text that is the same for the same images."""
         if name != "reset()":
-            # What begins an episode is no result, and not shortened.
+            # What begins an episode is not a result, and not shortened.
             text = content if isinstance(content, str) else text_of([{"content": content}])
             self.results.append(text)
         if isinstance(content, str):

@@ -108,7 +108,7 @@ def _scorer(rewards: Sequence[Reward], *, reads_images: bool) -> Totals:
 
 
 def _place(checked: CheckedRecipe, issue: Issue) -> Issue:
-    """Add the line of the recipe; an environment that is no list has no number there."""
+    """Add the line of the recipe; an environment that is not a list has no number there."""
     node = checked.loaded.tree.child("environment")
     if node is not None and not isinstance(node.value, list):
         issue = replace(issue, path=issue.path.replace("environment.0", "environment", 1))

@@ -80,7 +80,7 @@ class EnvironmentTestResult:
 
     @property
     def failed(self) -> bool:
-        """Whether anything is wrong enough not to train with it."""
+        """True if anything is wrong enough not to train with it."""
         return any(problem.level == "error" for problem in self.problems)
 
     def as_json(self) -> dict[str, Any]:

@@ -268,7 +268,7 @@ def decode_row(row: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _is_picture(value: Any) -> bool:
-    """Whether it is a `PIL.Image.Image`, which need not be imported for that."""
+    """Return whether it is a `PIL.Image.Image`, which need not be imported for that."""
     return hasattr(value, "getexif")
 
 

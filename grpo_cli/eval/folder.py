@@ -19,7 +19,7 @@ from grpo_cli.runs.folder import RunFolder, claim_folder, unwritable
 from grpo_cli.runs.metrics import RecordTail
 from grpo_cli.runs.records import EvalData, read_chunked
 
-REMEASURE = "measure anew, with another --out"
+REMEASURE = "measure again, with another --out"
 """The fix for a damaged file."""
 
 
@@ -102,7 +102,7 @@ class EvalFolder:
         if (self.data.is_file() or self.has_samples()) and self.read_data() != data:
             raise UsageError(
                 f"the data changed since {self.path} was begun, and its samples answer the old prompts. "
-                "Fix: measure anew, without --resume"
+                "Fix: measure again, without --resume"
             )
 
     def _read(self, file: Path, kind: Any) -> Any:

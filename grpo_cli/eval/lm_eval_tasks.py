@@ -22,7 +22,7 @@ from grpo_cli.eval.harness import is_task_file
 from grpo_cli.fast.completions import sampling_state
 
 _BOOTSTRAP_ITERS = 1000
-"""For standard errors of metrics that are no means."""
+"""For standard errors of metrics that are not means."""
 _GROUP = re.compile(r"^group\s*:", re.MULTILINE)
 
 
@@ -128,6 +128,6 @@ def _read_scores(scores: dict[str, Any], directions: dict[str, bool | None]) -> 
             "higher_is_better": directions.get(key.partition(",")[0]),
         }
         for key, value in numbers.items()
-        # Such as `acc,none`; `alias` and `sample_len` are no metrics.
+        # Such as `acc,none`; `alias` and `sample_len` are not metrics.
         if "," in key and "_stderr," not in key
     }

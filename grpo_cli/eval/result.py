@@ -84,7 +84,7 @@ def read_measured(folder: EvalFolder, subject: str, recipe: Recipe) -> Measured:
     chunks = list(folder.read_chunks(subject).values())
     groups = group_by_row([as_scored(each) for chunk in chunks for each in chunk])
     if not groups:
-        raise UsageError(f"{folder.path} holds no samples of `{subject}`. Fix: measure it anew")
+        raise UsageError(f"{folder.path} holds no samples of `{subject}`. Fix: measure it again")
     right = right_scores(recipe.rewards)
     return Measured(
         groups,
@@ -111,7 +111,7 @@ def finish(
         if len(each.groups) != data["rows"] or torn:
             raise RunError(
                 f"the samples of `{name}` hold {len(each.groups)} of {data['rows']} prompts, {torn} of them not "
-                f"with {request.samples} completions. Fix: measure anew with another --out"
+                f"with {request.samples} completions. Fix: measure again with another --out"
             )
     differences = {
         name: each.change_from(measured[baseline])
@@ -193,7 +193,7 @@ def read_result(path: Path) -> tuple[EvalFolder, dict[str, Any]]:
             "grpo eval … --resume finishes it" if begun else "name a folder that `grpo eval` made"
         )
         raise UsageError(f"{path} holds no result.json. Fix: {hint}")
-    fix = "name a result.json of `grpo eval`, or measure anew"
+    fix = "name a result.json of `grpo eval`, or measure again"
     result = read_file(file, EvalResult, fix=fix)
     try:
         Recipe.model_validate(result["recipe"])

@@ -58,14 +58,14 @@ class ExportPlan:
 
 
 def check_free(target: Path, *, force: bool) -> None:
-    """Refuse a folder that holds something; with `force`, something that is no export."""
+    """Refuse a folder that holds something; with `force`, something that is not an export."""
     if target.is_file():
         raise UsageError(f"{target} is a file. Fix: --to names a folder")
     if not target.exists() or not any(target.iterdir()):
         return
     if read_object(target / RECORD).get("kind") != KIND:
         raise UsageError(
-            f"{target} exists already and is no export of grpo's, so it is not replaced. "
+            f"{target} exists already and is not an export by grpo, so it is not replaced. "
             "Fix: another --to, or remove it yourself"
         )
     if not force:
@@ -287,7 +287,7 @@ def export_and_push(plan: ExportPlan, repo: str, *, private: bool, tell: Tell) -
     from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
 
     if not _REPO.fullmatch(repo):
-        raise UsageError(f"{repo} is no name of a repository. Fix: --push ORGANISATION/NAME")
+        raise UsageError(f"{repo} is not a name of a repository. Fix: --push ORGANISATION/NAME")
     api = HfApi()
     try:
         api.whoami()

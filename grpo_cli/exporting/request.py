@@ -77,7 +77,9 @@ def make_request(
     check_choice("--dtype", dtype, get_args(Precision))
     check_choice("--gguf-type", gguf_type, get_args(GgufType))
     if not _SIZE.fullmatch(max_shard_size):
-        raise UsageError(f"--max-shard-size {max_shard_size} is no size. Fix: such as 5GB or 500MB")
+        raise UsageError(
+            f"--max-shard-size {max_shard_size} is not a size. Fix: such as 5GB or 500MB"
+        )
     if gguf_type is not None and format != "gguf":
         raise UsageError("--gguf-type is a GGUF file's. Fix: add --format gguf")
     if dtype is not None and format != "safetensors":

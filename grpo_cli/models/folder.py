@@ -67,7 +67,7 @@ def _find_missing_shards(folder: Path) -> Iterator[Fault]:
 def _check_settings(folder: Path, names: list[str], model: ModelConfig) -> Iterator[Fault]:
     for name in _CONFIGS:
         if name in names and read_settings(folder / name) is None:
-            yield f"{folder / name} holds no JSON object", "correct it, or fetch it anew"
+            yield f"{folder / name} holds no JSON object", "correct it, or download it again"
     if not any(_TOKENIZER_FILE.search(name) for name in names):
         fix = "put tokenizer.json and tokenizer_config.json beside config.json"
         yield f"{folder} holds no tokenizer but {enumerate_names(names)}", fix
@@ -88,7 +88,7 @@ def _find_missing_quantizers(file: Path) -> Iterator[Issue]:
 
 def _check_config(file: Path, config: dict[str, Any], model: ModelConfig) -> Iterator[Fault]:
     if not config.keys() & {"model_type", "auto_map"}:
-        fix = 'add it, such as "model_type": "qwen2", or fetch the file anew'
+        fix = 'add it, such as "model_type": "qwen2", or download the file again'
         yield f"{file} has no `model_type`", fix
     kind = str((config.get("architectures") or ["model"])[0])
     if config.get("is_encoder_decoder") or kind.endswith(_OTHER_HEADS):
@@ -107,19 +107,19 @@ def find_fault(file: Path) -> Fault | None:
         with open_input(file) as opened:
             head = opened.read(512)
     except OSError as error:
-        return f"{file} cannot be read: {error.strerror}", "fetch it anew"
+        return f"{file} cannot be read: {error.strerror}", "download it again"
     if head.startswith(b"version https://git-lfs"):
         fix = f"cd {file.parent} && git lfs pull"
         return f"{file} is a Git LFS pointer, not the file itself", fix
     if file.suffix != ".safetensors":
-        return None if head else (f"{file} is empty", "fetch it anew")
+        return None if head else (f"{file} is empty", "download it again")
     size = file.stat().st_size
     try:
         expected, shapes = read_tensors_header(file)
     except ValueError:
-        return f"{file} has no safetensors header", "the file is damaged: fetch it anew"
+        return f"{file} has no safetensors header", "the file is damaged: download it again"
     if size < expected:
-        return f"{file} is cut short: {size:,} of {expected:,} bytes", "fetch it anew"
+        return f"{file} is cut short: {size:,} of {expected:,} bytes", "download it again"
     if empty := [name for name, shape in shapes.items() if 0 in shape and name.endswith(".weight")]:
         seen = f"{len(empty)} of {len(shapes)} weights of {file} are empty, such as {empty[0]}"
         fix = "DeepSpeed's ZeRO-3 did not gather them: run `zero_to_fp32.py` in that training's checkpoint"
@@ -221,7 +221,7 @@ def _read_adapter_config(adapter: Path) -> dict[str, Any]:
     settings = read_settings(adapter / _ADAPTER_CONFIG)
     if settings is None:
         message = f"{adapter / _ADAPTER_CONFIG} is damaged"
-        raise RecipeError([Issue(message, "fetch the adapter anew", "model.path")])
+        raise RecipeError([Issue(message, "download the adapter again", "model.path")])
     return settings
 
 

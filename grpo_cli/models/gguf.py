@@ -105,7 +105,7 @@ def convert_gguf(path: Path, folder: Path) -> None:
         raise SetupError(f"{message}. Fix: {install_extra('gguf')}") from error
     except (ValueError, KeyError, IndexError) as error:
         why = str(error).rstrip(".")
-        fix = "fetch the file anew (it may be cut short), or use the model's safetensors"
+        fix = "download the file again (it may be cut short), or use the model's safetensors"
         if "not supported" in why:
             fix = "name a folder with the model's safetensors; transformers cannot read this GGUF"
         message = f"{path} cannot be converted: {why}. Fix: {fix}"

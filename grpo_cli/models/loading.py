@@ -217,7 +217,7 @@ def refused_config(model: ModelConfig, error: Exception) -> RecipeError:
         return RecipeError([Issue(message, fix, "model.path")])
     reason = f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(".: ")
     message = f"transformers cannot build a model from config.json of {model.path}: {reason[:300]}"
-    fix = "correct config.json, or fetch it anew"
+    fix = "correct config.json, or download it again"
     return RecipeError([Issue(message, fix, "model.path")])
 
 
@@ -351,7 +351,7 @@ def find_prompt_ties(model: Any) -> str | None:
 def load_trainable(model: Any, config: ModelConfig, *, adds_fresh: bool = False) -> Any:
     """Return the model with the adapter that training goes on from; the model itself if there is none.
 
-    Only that adapter is saved: TRL adds a copy, `ref`, which each start makes anew. With `adds_fresh`, a model
+    Only that adapter is saved: TRL adds a copy, `ref`, which each start makes again. With `adds_fresh`, a model
     without an adapter gets a fresh one, instead of TRL's.
 
     Raises `UsageError` if the adapter belongs to another model, or is damaged, and `RecipeError` if a fresh
@@ -394,7 +394,7 @@ def load_adapter(model: Any, adapter: Path, base: str, *, is_trainable: bool = F
         sentence = shorten(" ".join(str(error).split()), 400, placeholder=" …").rstrip(".")
         raise UsageError(
             f"the adapter {adapter} does not fit {base}: {sentence}. "
-            "Fix: put it on the model that it was trained on, or fetch it anew"
+            "Fix: put it on the model that it was trained on, or download it again"
         ) from error
 
 

@@ -16,7 +16,7 @@ from grpo_cli.models.source import model_folder_or_id, reads_images, resolve_sou
 from grpo_cli.recipe.model import ModelConfig
 
 _PER_CALL = {"data_format", "device", "disable_grouping", "input_data_format", "return_tensors"}
-"""Arguments of an image processor's calls, which are no settings."""
+"""Arguments of an image processor's calls, which are not settings."""
 _TEXT_FIELDS = {"input_ids", "attention_mask"}
 
 _FILES = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
@@ -165,7 +165,7 @@ def _check_settings(model: ModelConfig, image_processor: Any) -> None:
             seen = f"{type(image_processor).__name__} fails with these settings: {error}"
             raise _bad_settings(model, seen) from error
         if not is_finite:
-            raise _bad_settings(model, "with these settings, pixels are no finite numbers")
+            raise _bad_settings(model, "with these settings, pixels are not finite numbers")
 
 
 def _bad_settings(model: ModelConfig, seen: str) -> RecipeError:

@@ -129,7 +129,7 @@ def _torn(shards: Path, cause: BaseException | str) -> RunError:
     sentence = _shorten(cause) or type(cause).__name__
     return RunError(
         f"the shards in {shards} cannot be read: {sentence}. "
-        "Fix: copy the checkpoint anew with the shards of every process, or take an earlier one"
+        "Fix: copy the checkpoint again with the shards of every process, or take an earlier one"
     )
 
 

@@ -137,7 +137,7 @@ def _resolve_local(path: Path, text: str) -> ModelSource:
         raise _path_error(fault, "name a model folder or a `.gguf` file")
     with path.open("rb") as file:
         if file.read(len(_GGUF_MAGIC)) != _GGUF_MAGIC:
-            fix = "name a model folder or a `.gguf` file, or fetch it anew (`git lfs pull`)"
+            fix = "name a model folder or a `.gguf` file, or download it again (`git lfs pull`)"
             raise _path_error(f"{text} is not a GGUF file", fix)
     return ModelSource("gguf", str(path))
 

@@ -34,10 +34,10 @@ def check_names(path: str, model: Any, missing: Iterable[str], unexpected: Itera
     if prefix.endswith("."):
         fix = f"remove the prefix `{prefix}` from the names of its tensors"
     elif all("layers" in each or ".h." in each for each in absent):
-        fix = "correct the number of layers in config.json, or fetch the weights anew"
+        fix = "correct the number of layers in config.json, or download the weights again"
     else:
         fix = (
-            "fetch it anew, or name a model that was saved with its language-modelling head; if it shares "
+            "download it again, or name a model that was saved with its language-modelling head; if it shares "
             "that with the embeddings, set `tie_word_embeddings: true` in config.json"
         )
     raise SetupError(f"{message}. Fix: {fix}", "model.path")
@@ -59,7 +59,7 @@ def check_sizes(path: str, mismatched: Iterable[tuple[str, Iterable[int], Iterab
         f"{len(others)} weights of {path} have other sizes than config.json gives them: "
         f"{name} is {stored}, and should be {expected}"
     )
-    fix = "correct config.json (hidden_size, vocab_size, …), or fetch both anew"
+    fix = "correct config.json (hidden_size, vocab_size, …), or download both again"
     raise SetupError(f"{message}. Fix: {fix}", "model.path")
 
 
@@ -85,7 +85,7 @@ def sample_values(path: str, folder: Path) -> None:
 
 
 def _refused_values(path: str, name: str, key: str = "model.path") -> SetupError:
-    fix = "fetch the weights anew, or name an earlier checkpoint of their training"
+    fix = "download the weights again, or name an earlier checkpoint of their training"
     return SetupError(f"{path} has NaN or infinite values in {name}. Fix: {fix}", key)
 
 

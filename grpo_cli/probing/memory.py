@@ -125,7 +125,7 @@ class MemoryInputs:
 
     @property
     def generates(self) -> bool:
-        """Whether transformers samples on this device."""
+        """True if transformers samples on this device."""
         return not self.vllm_bytes and not self.elsewhere
 
 

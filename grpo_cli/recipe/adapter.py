@@ -132,7 +132,7 @@ def _read(file: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         content = None
     if not isinstance(content, dict):
-        raise _AdapterError(f"{file} cannot be read as a JSON object", "fetch the adapter anew")
+        raise _AdapterError(f"{file} cannot be read as a JSON object", "download the adapter again")
     return content
 
 

@@ -171,5 +171,5 @@ def _without_folder(path: str, value: Any) -> Any:
 
 def _hash(values: dict[str, Any]) -> str:
     text = json.dumps(values, sort_keys=True, ensure_ascii=False)
-    # A path of the file system may hold bytes that are no text.
+    # A path of the file system may hold bytes that are not text.
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8]

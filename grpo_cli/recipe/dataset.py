@@ -53,7 +53,7 @@ Column = Annotated[
 
 
 class StreamingConfig(Section):
-    """Training rows are read while they are needed, pass after pass, each shuffled anew; `true` is short for the
+    """Training rows are read while they are needed, pass after pass, each shuffled again; `true` is short for the
     defaults. Held-out rows are read whole. Needs `training.max_steps`."""
 
     buffer_size: Integer = Field(default=1000, ge=1)
@@ -102,7 +102,7 @@ class _DatasetBase(Section):
 
     @property
     def shares(self) -> dict[str, float]:
-        """Each source's share of the prompts; empty if this is no mixture."""
+        """Each source's share of the prompts; empty if this is not a mixture."""
         return {}
 
     @property
@@ -122,7 +122,7 @@ class _DatasetBase(Section):
 
     @property
     def has_images(self) -> bool:
-        """Whether prompts may hold images."""
+        """True if prompts may hold images."""
         return any(part.prompt.images for part in self.parts)
 
     @property
@@ -132,7 +132,7 @@ class _DatasetBase(Section):
 
     @property
     def is_text(self) -> bool:
-        """Whether prompts are plain text by the recipe's word, even if the tokenizer has a chat template."""
+        """True if prompts are plain text by the recipe's word, even if the tokenizer has a chat template."""
         return all(part.prompt.style == "text" for part in self.parts)
 
     @property
@@ -428,7 +428,7 @@ SingleDataset = (
     | EnvironmentDataset
     | ScoredDataset
 )
-"""A dataset that is no mixture; sources are such datasets too."""
+"""A dataset that is not a mixture; sources are such datasets too."""
 DatasetConfig = Annotated[
     Annotated[SingleDataset | MixtureDataset, Field(discriminator="kind")],
     # `sources` alone makes a mixture.

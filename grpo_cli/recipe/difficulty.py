@@ -80,13 +80,13 @@ def read_number(key: str, column: str, value: Any) -> float:
     """Return a row's number that prompts are drawn by; NaN if it has none.
 
     Raises:
-        RecipeError: It is no number, or a solve rate beyond 0 to 1.
+        RecipeError: It is not a number, or a solve rate beyond 0 to 1.
     """
     path = f"dataset.difficulty.{key}"
     try:
         number = math.nan if value in (None, "") else float(value)
     except (TypeError, ValueError):
-        seen = f"the column `{column}` has {value!r:.60}, which is no number"
+        seen = f"the column `{column}` has {value!r:.60}, which is not a number"
         fix = "name a column of numbers, or take the number out of it under `dataset.columns` (`regex`)"
         raise recipe_error(seen, fix, path) from None
     if key == "solve_rate" and not (math.isnan(number) or 0 <= number <= 1):

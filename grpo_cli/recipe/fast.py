@@ -85,7 +85,7 @@ def _find_left_off(recipe: Recipe) -> dict[str, str]:
     if not fast.shared_prompts or "shared_prompts" in left_off:
         return left_off
     if dropout and not recipe.setting("disable_dropout"):
-        why = f"lora_dropout is {dropout:g}, drawn anew for each copy of a prompt"
+        why = f"lora_dropout is {dropout:g}, drawn again for each copy of a prompt"
         left_off["shared_prompts"] = why
     elif not any(part in attention for part in ATTENTION):
         why = f"attn_implementation {attention} takes no such rows"

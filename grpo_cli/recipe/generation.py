@@ -85,7 +85,7 @@ class VllmConfig(OpenSection):
 
     @property
     def is_managed(self) -> bool:
-        """Whether `grpo train` runs the server."""
+        """True if `grpo train` runs the server."""
         if self.mode != "server":
             return False
         return self.address is None if self.managed is None else self.managed
@@ -195,12 +195,12 @@ class GenerationConfig(OpenSection):
 
     @property
     def asks_server(self) -> bool:
-        """Whether completions come from a vLLM server; so it is on every machine, `auto` too."""
+        """True if completions come from a vLLM server; so it is on every machine, `auto` too."""
         return self.backend in ("auto", "vllm") and self.vllm.mode == "server"
 
     @property
     def has_managed_server(self) -> bool:
-        """Whether `grpo train` runs a vLLM server."""
+        """True if `grpo train` runs a vLLM server."""
         return self.asks_server and self.vllm.is_managed
 
     @property

@@ -217,7 +217,7 @@ LORA_VARIANTS: dict[str, str] = {
     "layer_replication": "a model with repeated layers cannot be merged and exported",
     "lora_bias": "it cannot be merged into layers without a bias, as most models have",
     "megatron_config": "models are not trained with Megatron here",
-    "monteclora_config": "it draws adapters anew in each pass, so that the sampler's and the learner's differ",
+    "monteclora_config": "it draws new adapters in each pass, so that the sampler's and the learner's differ",
     "trainable_token_indices": "TRL computes log-probabilities without it (`modules_to_save` trains embeddings)",
     "use_bdlora": "vLLM and export take whole adapters, not blocks of them",
     "use_qalora": "it cannot be merged into the model",

@@ -38,7 +38,7 @@ _Line = Annotated[
 _OptionName = Annotated[
     str,
     _matching(
-        re.compile(r"[a-z][a-z0-9-]+"), "is no option of sbatch; options look like mail-type"
+        re.compile(r"[a-z][a-z0-9-]+"), "is not an option of sbatch; options look like mail-type"
     ),
 ]
 _Time = Annotated[

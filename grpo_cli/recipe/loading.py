@@ -78,7 +78,7 @@ class LoadedRecipe:
         written = [(node, node.value) for node in _scalars(tree)]
         try:
             _anchor_paths(tree)
-        except RecipeError:  # An override replaces what is no path.
+        except RecipeError:  # An override replaces what is not a path.
             return self.text
         if has_parents:
             return f"# {self.source.resolve()}, with what it extends\n{write_plain(tree.plain())}"
@@ -257,7 +257,7 @@ def _apply_overrides(tree: Node, overrides: list[str]) -> None:
     """Set each `path=value` in a tree; the value is read as YAML, and cited as the flag if it is wrong.
 
     Raises:
-        RecipeError: A flag is not `path=value`, or its path leads through a value that is no mapping.
+        RecipeError: A flag is not `path=value`, or its path leads through a value that is not a mapping.
     """
     problems: list[Issue] = []
     for text in overrides:

@@ -152,12 +152,12 @@ class Recipe(Section):
 
     @property
     def has_episodes(self) -> bool:
-        """Whether completions have several turns."""
+        """True if completions have several turns."""
         return bool(self.tools or self.environment)
 
     @property
     def has_images(self) -> bool:
-        """Whether the model may read images: those of prompts, or what tools and environments return."""
+        """True if the model may read images: those of prompts, or what tools and environments return."""
         return self.dataset.has_images or (self.has_episodes and self.episode.images)
 
     @property
@@ -181,7 +181,7 @@ class Recipe(Section):
 
     @property
     def learns_from_rewards(self) -> bool:
-        """Whether rewards decide what is learned; otherwise only a teacher does."""
+        """True if rewards decide what is learned; otherwise only a teacher does."""
         return self.teacher is None or any(reward.weight for reward in self.rewards)
 
     @property
@@ -202,18 +202,18 @@ class Recipe(Section):
 
     @property
     def is_best_of_held_out_set(self) -> bool:
-        """Whether `best_metric` is of a set of `evaluation.during`."""
+        """True if `best_metric` is of a set of `evaluation.during`."""
         metric = self.best_metric or ""
         return any(metric.startswith(each.prefix) for each in self.evaluation.during)
 
     @property
     def loads_best(self) -> bool:
-        """Whether the final model is the best checkpoint."""
+        """True if the final model is the best checkpoint."""
         return bool(self.setting("load_best_model_at_end"))
 
     @property
     def is_reentrant(self) -> bool:
-        """Whether activations are computed again in a backward pass inside the backward pass."""
+        """True if activations are computed again in a backward pass inside the backward pass."""
         options = self.setting("gradient_checkpointing_kwargs") or {}
         return bool(self.setting("gradient_checkpointing") and options.get("use_reentrant"))
 
@@ -249,5 +249,5 @@ class Recipe(Section):
 
     @property
     def is_sampled(self) -> bool:
-        """Whether training samples completions; with scored data it does not."""
+        """True if training samples completions; with scored data it does not."""
         return not isinstance(self.dataset, ScoredDataset)

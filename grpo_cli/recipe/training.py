@@ -122,7 +122,7 @@ def _check_rule(value: object) -> object:
     names = get_args(StoppingRule)
     if value not in names and nearest(value, names) is None:
         fix = "choose from those that `grpo diagnose --rules` lists"
-        raise PydanticCustomError("grpo_rule", "is no rule that stops a run", {"fix": fix})
+        raise PydanticCustomError("grpo_rule", "is not a rule that stops a run", {"fix": fix})
     return value
 
 
@@ -236,7 +236,7 @@ def find_left_off(fast: FastConfig, settings: Mapping[str, Any]) -> dict[str, st
     # Either of the last two turns compilation on by itself.
     compiles = ("torch_compile", "torch_compile_backend", "torch_compile_mode")
     if any(map(settings.get, compiles)) and not repacking:
-        reasons["shared_prompts"] = "torch_compile would compile each batch anew"
+        reasons["shared_prompts"] = "torch_compile would compile each batch again"
     if settings.get("neftune_noise_alpha"):
         reasons["sampling"] = "neftune_noise_alpha makes other noise for every copy of a prompt"
     if beyond := find_beyond(settings.get("generation_kwargs") or {}):

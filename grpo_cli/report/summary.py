@@ -57,7 +57,7 @@ class Trend:
 
     @property
     def is_noise(self) -> bool | None:
-        """True if the difference may be no change; None if there are too few records to know."""
+        """True if the difference may be chance; None if there are too few records to know."""
         return None if self.margin is None else abs(self.difference) <= self.margin
 
     def describe(self) -> str:

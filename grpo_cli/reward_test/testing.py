@@ -100,7 +100,7 @@ class RewardTestResult:
 
     @property
     def failed(self) -> bool:
-        """Whether anything is wrong enough not to train with it."""
+        """True if anything is wrong enough not to train with it."""
         return any(problem.level == "error" for problem in self.problems)
 
     def as_json(self) -> dict[str, Any]:

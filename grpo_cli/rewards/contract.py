@@ -191,7 +191,7 @@ class Meta:
 
     @property
     def judges(self) -> bool:
-        """Whether it compares with a gold answer."""
+        """True if it compares with a gold answer."""
         return self.has_gold or self.right_answer is not None
 
 

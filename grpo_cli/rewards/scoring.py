@@ -154,7 +154,7 @@ class Reward:
 
     @property
     def forgives(self) -> bool:
-        """Whether training goes on when scoring fails: by `on_error`, or since a time limit gives a score."""
+        """True if training goes on when scoring fails: by `on_error`, or since a time limit gives a score."""
         limit = self.params.time_limit()
         return self.on_error != "raise" or (limit is not None and limit.late_score is not None)
 

@@ -39,7 +39,7 @@ def make_recorded_run(tmp_path, name) -> RunFolder:
 def test_the_verdict_comes_first_and_every_finding_says_what_to_change(tmp_path, diagnose):
     run = make_recorded_run(tmp_path, "clip")
     code, out, err = diagnose(run.path)
-    assert code == 0, "a warning is no error"
+    assert code == 0, "a warning is not an error"
     lines = out.splitlines()
     assert lines[0] == "! 1 problem"
     assert lines[2] == "! clip_share  at step 48"

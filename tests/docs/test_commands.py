@@ -205,7 +205,7 @@ def test_functions_that_are_shown_work(block):
             assert make_tool(shown)
         else:
             play_gold(shown)
-    assert rewards or kinds or is_episode, "a page shows Python that is no reward: test it here"
+    assert rewards or kinds or is_episode, "a page shows Python that is not a reward: test it here"
     for kind in kinds:
         assert kind().score(Batch(["q"], ["AB"]), 0).value == 0.2
     for reward in rewards:

@@ -224,7 +224,7 @@ def nothing(start):
 @pytest.mark.parametrize(
     ("damage", "adapter", "lora", "path", "seen", "fix"),
     [
-        (cut_short, "{}", "", "", "is cut short", "fetch it anew"),
+        (cut_short, "{}", "", "", "is cut short", "download it again"),
         (pickled, "{}", "", "", "holds adapter_model.bin, a pickle", "write it as safetensors"),
         (config(task_type="SEQ_CLS"), "{}", "", "", "another kind: LORA for SEQ_CLS", "CAUSAL_LM"),
         (

@@ -1,4 +1,4 @@
-"""What goes wrong in the night: a hang, a full disk, a loss that is no number, memory that runs out."""
+"""What goes wrong in the night: a hang, a full disk, a loss that is not a number, memory that runs out."""
 
 import json
 import shutil

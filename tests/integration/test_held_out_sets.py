@@ -155,7 +155,7 @@ def test_a_run_that_early_stopping_ended_is_not_trained_on(tmp_path, chat_model,
 
 def test_a_set_decides_on_the_best_checkpoint(unbroken):
     _, records = evaluations_of(unbroken)
-    # By default the reward of the first set; the model before the first step is no checkpoint.
+    # By default the reward of the first set; the model before the first step is not a checkpoint.
     rewards = {
         each["step"]: each["eval_held_out/reward"]
         for each in records

@@ -48,7 +48,7 @@ def write_metadata_with_a_part(folder, mark):
 
 
 def write_object(folder, mark, chat_model):
-    """An entry that is no tensor, which torch would unpickle from the file of the tensors."""
+    """An entry that is not a tensor, which torch would unpickle from the file of the tensors."""
     shutil.rmtree(folder / FSDP_SHARDS)
     state = {**load_file(chat_model / "model.safetensors"), "extra": Command(mark)}
     dcp.save({"model": state}, checkpoint_id=folder / FSDP_SHARDS, no_dist=True)
@@ -68,7 +68,7 @@ def test_shards_run_nothing(write, shards, chat_model, tmp_path):
     with pytest.raises(RunError, match=r"is not unpickled.*--trust-checkpoint"):
         merge_shards(shards, config, target)
     assert not mark.exists()
-    with pytest.raises(Exception, match=r".+"):  # it is no model's checkpoint either
+    with pytest.raises(Exception, match=r".+"):  # it is not a model's checkpoint either
         merge_shards(shards, config, target, trusted=True)
     assert mark.exists()
 

@@ -323,7 +323,7 @@ def test_env_test_shows_images_and_names_those_that_cannot_be_read(tmp_path, loo
     for name in ("nested", "bytes", "url"):
         assert "was returned where an image or text is read" in seen[name][0], seen
     assert "3 was returned where an image or text is read" in seen["image"][0]
-    assert "step() returned an image that holds [0, 0], which is no image" in seen["part"][0]
+    assert "step() returned an image that holds [0, 0], which is not an image" in seen["part"][0]
     assert "has no pixels: 0x3" in seen["empty"][0]
     assert "which does not exist" in seen["missing"][0]
 

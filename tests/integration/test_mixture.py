@@ -128,5 +128,5 @@ def test_a_completion_that_no_reward_scores_has_no_part_in_its_sources_reward():
     aggregation = Aggregation(["right"], torch.ones(1), normalized_first=False)
     metrics = measure_sources(rollout, ("counts", "words"), aggregation)
     assert metrics["sources/counts/reward"] == 1.0
-    # TRL drops what is no number before it takes means.
+    # TRL drops what is not a number before it takes means.
     assert math.isnan(metrics["sources/words/reward"])

@@ -49,7 +49,7 @@ def explain(error, section="model."):
         (OSError("the disk {is} gone"), "the disk {is} gone. Fix: check `model.path`"),
         (
             safetensors.SafetensorError("cut short"),
-            "cut short. Fix: the weights are torn: fetch them anew",
+            "cut short. Fix: the weights are torn: download them again",
         ),
     ],
 )

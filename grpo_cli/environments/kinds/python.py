@@ -21,7 +21,7 @@ from grpo_cli.issues import Issue
 from grpo_cli.user_code import Function, SourceError, bindings, find_name, load_name, signature_of
 
 _OWN = frozenset({"reset", "step", "reward", "get_reward", "gold", "close"})
-"""Methods that are no tools."""
+"""Methods that are not tools."""
 _SCORES = ("reward", "get_reward")
 
 
@@ -146,7 +146,7 @@ class PythonEnvironment(Environment):
 
     @property
     def is_done(self) -> bool:  # type: ignore[override]
-        """Whether the instance says that it is done."""
+        """True if the instance says that it is done."""
         return getattr(self._instance, "done", False) is True
 
     def reset(self, row: Mapping[str, Any], seed: int) -> Any:

@@ -23,7 +23,7 @@ def write_template(template: str, name: str) -> list[Path]:
     """Write a template as `<name>.yaml` in the working directory, under that recipe name; return what was written.
 
     Raises:
-        UsageError: There is no such template, the name is no recipe name, or a file exists.
+        UsageError: There is no such template, the name cannot be a recipe's, or a file exists.
     """
     known = list_templates()
     if template not in known:

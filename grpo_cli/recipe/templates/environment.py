@@ -18,7 +18,7 @@ class Sums:
         """Take an answer; return what the model reads next, and whether the episode is over."""
         found = re.findall(r"\d+", text)
         if not found:
-            return "That is no number. Try again.", False
+            return "That is not a number. Try again.", False
         answer, total = int(found[-1]), self.first + self.second
         self.right = answer == total
         return f"It is {'more' if answer < total else 'less'} than {answer}. Try again.", self.right

@@ -45,14 +45,16 @@ class ChoiceParams(RewardParams):
         other = {len(self.choices): 1, -1: 0}.get(-2 if place is None else place)
         letter = compile_phrasings(ascii_uppercase).lone(str(cell).strip())
         if letter and letter not in self.choices:
-            seen = f"the gold {letter} is no choice of {self.choices}, so the reward gives no score"
+            seen = (
+                f"the gold {letter} is not a choice of {self.choices}, so the reward gives no score"
+            )
             fix = f"name all letters: `choices: {''.join(sorted({*self.choices, letter}))}`"
             return Issue(seen, fix, "choices", level="warning")
         if other is None or other == self.first_index:
             vote = compile_phrasings(self.choices).find
             return make_gold(self._read_gold(cell), cell, self.answer, vote)
         return Issue(
-            f"the gold {cell} is no choice of {self.choices} counted from "
+            f"the gold {cell} is not a choice of {self.choices} counted from "
             f"{self.first_index}, so golds that are in range probably name the wrong letters",
             f"if the golds count from {other}, set `first_index: {other}`; if there are more "
             "choices, name them all in `choices`",

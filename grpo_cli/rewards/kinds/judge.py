@@ -346,7 +346,7 @@ def _write_instructions(
         parts.append(
             f"There are {answers} answers, numbered in no particular order. Compare them with each "
             "other: a better one gets a higher score, equally good ones get equal scores. Length "
-            "and position are no merits."
+            "and position are not merits."
         )
     if images:
         parts.append(

@@ -77,7 +77,7 @@ class ModelParams(RewardParams):
 
     @property
     def is_local(self) -> bool:
-        """Whether `path` names a folder (that need not exist), not a hub id."""
+        """True if `path` names a folder (that need not exist), not a hub id."""
         return self.path.startswith((".", "/", "~")) or self.folder.exists()
 
     @property
@@ -100,7 +100,9 @@ class ModelParams(RewardParams):
             config = json.loads((self.folder / "config.json").read_text(encoding="utf-8"))
             architectures = [str(name) for name in config.get("architectures") or []]
         except (OSError, ValueError, AttributeError, RecursionError):
-            return [Issue(f"{self.path}/config.json is not JSON", "fetch the model anew", "path")]
+            return [
+                Issue(f"{self.path}/config.json is not JSON", "download the model again", "path")
+            ]
         own_code = f"AutoModel{_HEAD}" in (config.get("auto_map") or {})
         if own_code and not self.trust_remote_code:
             message = "the model brings Python code of its own"

@@ -55,7 +55,7 @@ CASES = [
     (["dataset.rows.0.answer='\\frac{3}{4'"], "rewards.0.answer", "warning", "a brace without its partner"),
     (["dataset.rows.0.answer=null"], "rewards.0.answer", "warning", "there is no gold"),
     (["rewards=[{kind: choice}]", "dataset.rows.0.answer=(E)"], "rewards.0.choices", "warning",
-     "the gold E is no choice of ABCD"),
+     "the gold E is not a choice of ABCD"),
     ([SLURM, "launch.slurm.time='04:00'"], "launch.slurm.time", "warning", "`04:00` is 4 minutes"),
     (["training.learning_rate=0"], "training.learning_rate", "warning", "the weights never change"),
     (["training.eval_steps=1"], "training.eval_steps", "warning", "`eval_strategy` is `no`"),

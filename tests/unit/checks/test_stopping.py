@@ -49,7 +49,7 @@ def test_an_unknown_rule_is_told_with_the_nearest_one(tmp_path):
         ("held_out_loss", "`held_out_loss` is checked after training", "remove `held_out_loss`"),
         (
             "no such",
-            "is no rule that stops a run",
+            "is not a rule that stops a run",
             "choose from those that `grpo diagnose --rules` lists",
         ),
     ],

@@ -94,7 +94,7 @@ def test_rows_without_match_are_dropped_where_asked() -> None:
     drop = column("solution", regex=r"####\s*(.+)$", on_no_match="drop")
     kept, dropped = apply_columns(rows, {"answer": drop})
     assert (len(kept), dropped) == (1, 1)
-    # a row that is dropped anyway is no error for another column
+    # a row that is dropped anyway is not an error for another column
     strict = column("solution", regex=r"#### (\d)")
     assert apply_columns(rows, {"strict": strict, "answer": drop})[1] == 1
 

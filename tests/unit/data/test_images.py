@@ -79,15 +79,15 @@ def bad(tmp_path, monkeypatch):
     [
         ("gone.png", "which does not exist"),
         ("folder.png", "no regular file"),
-        ("text.png", "is no picture that Pillow reads"),
+        ("text.png", "is not a picture that Pillow reads"),
         ("vector.svg", 'begins with b"<svg'),
         ("torn.jpg", "cannot be read"),
         ("torn.png", "cannot be read"),
         ("bomb.png", "more than 5,000 pixels"),
         ("https://example.org/a.png", "is an address, which is not opened"),
-        (7, "holds 7, which is no image"),
+        (7, "holds 7, which is not an image"),
         ("/dev/zero", "no regular file"),
-        ("iVBORw0KGgo" * 500, "which is no path"),
+        ("iVBORw0KGgo" * 500, "which is not a path"),
     ],
 )
 def test_what_is_no_picture_is_told_once_with_its_row(bad, value, seen):

@@ -27,7 +27,7 @@ def test_only_exports_are_replaced_and_only_when_forced(tmp_path, force):
     check_free(tmp_path / "new", force=force)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("a")
-    with pytest.raises(UsageError, match="no export of grpo's"):
+    with pytest.raises(UsageError, match="not an export by grpo"):
         check_free(tmp_path / "mine", force=force)
     (tmp_path / "file").write_text("x")
     with pytest.raises(UsageError, match="is a file"):

@@ -40,7 +40,7 @@ INPUTS = MemoryInputs(micro_batch=2, sampled=4, prompt_tokens=6, completion_toke
 
 
 def scored(*groups, tokens=5, clipped=False):
-    """Completions whose one reward is the number given; None is no score."""
+    """Completions whose one reward is the number given; None is not a score."""
     return [
         ScoredCompletion(
             group=group,

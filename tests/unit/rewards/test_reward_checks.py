@@ -232,7 +232,7 @@ def test_a_key_in_place_of_its_variables_name_is_never_shown(check, secret):
             [{"answer": 1}, {"answer": 4}, {"answer": 2}, {"answer": 3}],
             "error",
             "first_index",
-            "the gold 4 is no choice of ABCD counted from 0",
+            "the gold 4 is not a choice of ABCD counted from 0",
             "set `first_index: 1`",
         ),
         (
@@ -240,7 +240,7 @@ def test_a_key_in_place_of_its_variables_name_is_never_shown(check, secret):
             [{"answer": 1}, {"answer": 0}],
             "error",
             "first_index",
-            "the gold 0 is no choice of ABCD counted from 1",
+            "the gold 0 is not a choice of ABCD counted from 1",
             "set `first_index: 0`",
         ),
         (
