@@ -108,7 +108,7 @@ def _check_sharing(recipe: Recipe, hardware: Hardware) -> Iterator[Issue]:
     size = int(recipe.setting("vllm_tensor_parallel_size"))
     processes = resolve_num_processes(recipe, hardware)
     if size > 0 and processes % size:
-        seen = f"groups of {size} training processes share vLLM's model, and {processes} is not a multiple of {size}"
+        seen = f"groups of {size} training processes share vLLM's model; {processes} is not a multiple of {size}"
         fix = (
             f"write a divisor of {processes}, or set `launch.num_processes` to a multiple of {size}; "
             "the size must divide the model's attention heads too"
