@@ -65,7 +65,7 @@ class TerminalReporter(Reporter):
             print_findings(stderr(), issues)
         else:
             print_problems(issues)
-        stderr().print("nothing was trained. --no-probe trains anyway", style="red")
+        stderr().print("nothing was trained. --no-probe skips this probe", style="red")
 
     def view(self, folder: RunFolder, *, from_now: bool) -> ProgressView:
         """Return the panel of a terminal, or plain lines elsewhere."""

@@ -212,8 +212,8 @@ def refused_config(model: ModelConfig, error: Exception) -> RecipeError:
     """Return the error for a config.json from which transformers cannot build a model."""
     if isinstance(error, UnpicklingError):
         reason = unpickling_reason(error)
-        message = f"the weights of {model.path} are pickled with more than tensors, and not read: {reason}"
-        fix = "take weights in safetensors, or write them so where you trust the pickle"
+        message = f"the weights of {model.path} are a pickle that holds more than tensors, and not read: {reason}"
+        fix = "take weights in safetensors; if you trust the file, convert it to safetensors elsewhere"
         return RecipeError([Issue(message, fix, "model.path")])
     reason = f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(".: ")
     message = f"transformers cannot build a model from config.json of {model.path}: {reason[:300]}"

@@ -85,4 +85,4 @@ def unpickling_reason(error: pickle.UnpicklingError) -> str:
     found = re.search(
         r"[Uu]nsupported (?:global: )?GLOBAL \S+|Unsupported \w+: \w+ \S+|it holds \S+", str(error)
     )
-    return (found[0] if found else " ".join(str(error).split()))[:200].strip(". ")
+    return found[0].strip(". ") if found else "torch does not read it with `weights_only=True`"

@@ -175,12 +175,13 @@ def check_scores(
     ]
     gold = scored.get("gold")
     if gold is None:
-        yield Issue(
-            "these rewards declare no gold answer, so there is none to compare with",
-            "score one of your own with --answer '…'",
-            path="rewards",
-            level="note",
-        )
+        if not any(name.startswith("--answer") for name in scored):
+            yield Issue(
+                "these rewards declare no gold answer, so there is none to compare with",
+                "score one of your own with --answer '…'",
+                path="rewards",
+                level="note",
+            )
         yield from [*_check_columns(table, scored)] or _check_without_gold(
             table, scored, degenerate
         )
@@ -254,7 +255,7 @@ def _check_without_gold(
         for index, reward in enumerate(table.rewards)
     )
     yield Issue(
-        f"{_SHOWN.get(worst, worst)} gets {totals[worst]:.3g} in total, and the best of all other answers "
+        f"{_SHOWN.get(worst, worst)} gets {totals[worst]:.3g} in total, and the best of the answers with content "
         f"{others[best]:.3g} ({best}): training will find it",
         "correct the reward (is its sign right?), or score an answer that deserves more: "
         "grpo rewards test --answer '…'",

@@ -138,7 +138,9 @@ def damaged(path: Path, error: OSError | ValueError, fix: str) -> UsageError:
         value = value if len(value) <= _LONGEST_VALUE else f"{value[:_LONGEST_VALUE]}…"
         should = first["msg"].removeprefix("Input ").removeprefix("Value error, ")
         seen = f"{f'`{where}`' if where else 'it'} is {value}; it {should}"
-        if first["type"] == "missing":
+        if first["type"] == "dict_type":
+            seen = f"{f'`{where}`' if where else 'it'} is {value}, not an object"
+        elif first["type"] == "missing":
             seen = f"`{where}` is missing"
     return UsageError(f"{path} is damaged: {seen}. Fix: {fix}")
 

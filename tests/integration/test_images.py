@@ -404,7 +404,7 @@ def test_unknown_settings_of_a_processor_are_refused(tmp_path, made):
         ({"sizes": 3}, r"has no setting of this name\. Fix: write `size`"),
         ({"size": {"shortest_edge": "many"}}, "fails with these settings"),
         ({"size": {"foo": 3}}, "the processor cannot be made"),
-        ({"image_std": [0, 0, 0]}, "no finite numbers"),
+        ({"image_std": [0, 0, 0]}, "not finite numbers"),
     ):
         model = ModelConfig(path=str(made / "tiny-llava"), processor=settings)
         with pytest.raises(Exception, match=message):

@@ -82,7 +82,7 @@ def test_training_is_not_started_where_the_probe_finds_an_error(workshop):
     done = train(workshop, path)
     assert done.returncode == 1
     assert "broken here" in done.stderr
-    assert "nothing was trained. --no-probe trains anyway" in done.stderr
+    assert "nothing was trained. --no-probe skips this probe" in done.stderr
     assert not (workshop.folder / "runs").exists()
 
 

@@ -106,7 +106,7 @@ ON = "no_signal, shared_prompts, sampling"
         ),
         (
             "model: {lora: {lora_dropout: 0.1}}\n",
-            "no_signal, sampling; off: shared_prompts (lora_dropout is 0.1, drawn anew for each copy of a "
+            "no_signal, sampling; off: shared_prompts (lora_dropout is 0.1, drawn again for each copy of a "
             "prompt)",
         ),
         ("launch: {strategy: zero2}\n", ON),

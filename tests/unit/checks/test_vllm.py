@@ -37,7 +37,7 @@ def load(tmp_path, vllm, launch="", backend="vllm"):
             "mode: colocate, tensor_parallel_size: 2",
             "{num_processes: 3}",
             "tensor_parallel_size",
-            "groups of 2 training processes share vLLM's model, and 3 is no",
+            "groups of 2 training processes share vLLM's model; 3 is not",
         ),
         ("mode: server, group_port: 99999", "", "group_port", "not between"),
         ("mode: colocate, base_url: 'http://h:1'", "", "base_url", "nothing samples from one"),

@@ -78,7 +78,7 @@ def bad(tmp_path, monkeypatch):
     ("value", "seen"),
     [
         ("gone.png", "which does not exist"),
-        ("folder.png", "no regular file"),
+        ("folder.png", "not a regular file"),
         ("text.png", "is not a picture that Pillow reads"),
         ("vector.svg", 'begins with b"<svg'),
         ("torn.jpg", "cannot be read"),
@@ -86,7 +86,7 @@ def bad(tmp_path, monkeypatch):
         ("bomb.png", "more than 5,000 pixels"),
         ("https://example.org/a.png", "is an address, which is not opened"),
         (7, "holds 7, which is not an image"),
-        ("/dev/zero", "no regular file"),
+        ("/dev/zero", "not a regular file"),
         ("iVBORw0KGgo" * 500, "which is not a path"),
     ],
 )

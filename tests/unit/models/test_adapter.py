@@ -5,8 +5,9 @@ import struct
 
 import pytest
 
-from grpo_cli.models.adapter import check_adapter, check_lora
+from grpo_cli.checks.adapter import check_adapter, check_lora
 from grpo_cli.recipe.loading import load_recipe
+from tests.contexts import make_context
 from tests.recipe_texts import GOOD, write_recipe
 
 
@@ -16,7 +17,7 @@ def test_layers_that_the_model_does_not_have(tmp_path, config, layers, missing):
     (tmp_path / "config.json").write_text(json.dumps(config))
     lora = f"{{target_modules: [q_proj], layers_to_transform: {layers}}}"
     text = GOOD.replace("path: tiny", f"path: {tmp_path}\n  lora: {lora}")
-    issues = list(check_lora(load_recipe(write_recipe(tmp_path, text))))
+    issues = list(check_lora(make_context(load_recipe(write_recipe(tmp_path, text)))))
     seen = [(each.seen, each.path, each.fix) for each in issues]
     path, fix = "model.lora.layers_to_transform", "its layers are numbered from 0 to 1"
     assert seen == ([(f"the model has no layer {missing}", path, fix)] if missing else [])
@@ -51,5 +52,5 @@ def test_an_adapter_of_another_model_is_named_by_its_header(tmp_path, layer, sha
     (tmp_path / "adapter/adapter_model.safetensors").write_bytes(weights)
     paths = f"path: {tmp_path}/base\n  adapter: {tmp_path}/adapter"
     recipe = load_recipe(write_recipe(tmp_path, GOOD.replace("path: tiny", paths)))
-    seen = [each.seen for each in check_adapter(recipe)]
+    seen = [each.seen for each in check_adapter(make_context(recipe))]
     assert (len(seen) == 1 and said in seen[0]) if said else not seen

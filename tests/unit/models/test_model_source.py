@@ -8,17 +8,21 @@ from pathlib import Path
 
 import pytest
 
+from grpo_cli.checks import model as model_checks
 from grpo_cli.errors import RecipeError, install_extra
 from grpo_cli.issues import Issue
 from grpo_cli.models import source as source_module
 from grpo_cli.models.source import (
     ModelSource,
-    check_model,
     read_chat_template,
     read_source_template,
     resolve_source,
 )
 from grpo_cli.recipe.model import LoraConfig, ModelConfig
+from grpo_cli.recipe.recipe import Recipe
+from grpo_cli.recipe.yaml_tree import read_text
+from tests.contexts import make_context
+from tests.recipe_texts import GOOD
 
 
 def make_folder(folder: Path, **files: str) -> Path:
@@ -107,6 +111,15 @@ def test_a_folder_without_config_lists_what_is_there(tmp_path: Path):
 def test_shards_of_verl_are_to_be_merged(tmp_path: Path):
     (tmp_path / "model_world_size_2_rank_0.pt").touch()
     assert "verl.model_merger merge" in refusal(path=str(tmp_path)).fix
+
+
+def check_model(model: ModelConfig) -> list[Issue]:
+    plain = read_text(
+        GOOD.replace('{user: "{{ question }}"}', '{user: "{{ question }}", style: text}'),
+        "made.yaml",
+    )
+    recipe = Recipe.model_validate(plain.plain()).model_copy(update={"model": model})
+    return list(model_checks.check_model(make_context(recipe)))
 
 
 def test_an_empty_folder(tmp_path: Path):

@@ -18,7 +18,7 @@ def test_a_good_recipe_loads_with_trl_defaults(tmp_path):
     recipe = load_recipe(write_recipe(tmp_path))
     assert recipe.training.learning_rate == 1e-6
     assert recipe.training.eval_strategy == "no"
-    assert recipe.generation.num_generations == 2
+    assert recipe.generation.num_generations == 4
 
 
 def test_a_recipe_is_frozen_all_the_way_down(tmp_path):

@@ -177,7 +177,7 @@ def test_a_degenerate_answer_that_beats_all_others_is_an_error_without_a_gold(
     (tmp_path / "mine.py").write_text(f"def f(completions): return [{body} for c in completions]")
     trial = attempt("- {kind: python, path: mine.py:f}", [{"question": "Say something."}] * 4)
     errors = found(trial, "error")
-    assert [told in each and "of all other answers" in each for each in errors] == [True] * bool(
+    assert [told in each and "answers with content" in each for each in errors] == [True] * bool(
         told
     )
 
