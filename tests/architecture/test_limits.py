@@ -8,18 +8,18 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "grpo_cli"
-LINES = 71_700
+LINES = 71_200
 """Of the whole package; the goal is 58,000."""
-CORE = 109, 18_700
+CORE = 107, 18_100
 """Modules that `training/run.py` imports whatever the recipe is, and their lines; the goal is 80 and 17,000."""
 ROOMS = {
     "adapter": 12,
     "asynchronous": 3,
     "difficulty": 5,
     "during": 6,
-    "dynamic_sampling": 7,
-    "early_stopping": 4,
-    "episode": 13,
+    "dynamic_sampling": 5,
+    "early_stopping": 3,
+    "episode": 12,
     "expect": 4,
     "images": 17,
     "lora": 10,
@@ -27,7 +27,7 @@ ROOMS = {
     "slurm": 5,
     "teacher": 8,
     "vllm": 11,
-    "warmup": 13,
+    "warmup": 12,
 }
 """In how many rooms an optional section of a recipe is named; the goal is 6."""
 
