@@ -80,9 +80,14 @@ def _check_hold(recipe: Recipe) -> Iterator[Issue]:
         or not recipe.is_sampled
     ):
         return
-    norm, rate = recipe.setting("max_grad_norm"), recipe.training.learning_rate
-    if not norm or rate > _HELD_RATE:
-        loose = f"learning_rate {rate:g}" if norm else "no gradient clipping (max_grad_norm: 0)"
+    norm, rate = recipe.setting("max_grad_norm") or 0.0, recipe.training.learning_rate
+    clips = norm > 0
+    if not clips or rate > _HELD_RATE:
+        loose = (
+            f"learning_rate {rate:g}"
+            if clips
+            else f"no gradient clipping (max_grad_norm: {norm:g})"
+        )
         seen = f"beta is 0, all weights are trained, and {loose}"
         fix = "set `training.beta: 0.001` to `0.04`, or `learning_rate: 1e-6`, or add `model.lora`"
         why = "nothing keeps the model near the one it started from when the reward can be gamed"

@@ -60,7 +60,7 @@ _SAMPLED_BY = frozenset(
     "max_new_tokens max_length do_sample temperature top_k top_p min_p repetition_penalty pad_token_id "
     "bos_token_id eos_token_id disable_compile transformers_version use_cache _from_model_config".split()
 )
-"""Settings of `generate()` that `fast/token_sampling.py` honours, or that change nothing."""
+"""Settings of `generate()` that `fast/decoding.py` honours, or that change nothing."""
 _NEUTRAL = {"num_beams": 1, "num_return_sequences": 1, "typical_p": 1.0, "guidance_scale": 1.0}
 """Other settings, and the values that change nothing."""
 

@@ -71,8 +71,8 @@ class Evaluation:
         if not all(is_new):
             self._leave_out(batch, [not new for new in is_new[first : first + len(rows)]])
         here = [index for index in range(len(rows)) if is_new[first + index]]
-        own = rollout.own_scores()
-        self._completions += [self._describe(rollout, index, own[index]) for index in here]
+        own, ended = rollout.own_scores(), self._trainer.find_ended(rollout)
+        self._completions += [self._describe(rollout, at, own[at], ended[at]) for at in here]
         self._tools |= rollout.tools
         if here:
             self._batches.append(self._keep(rollout).take(here))
@@ -85,10 +85,12 @@ class Evaluation:
         counted = loss_mask(batch).sum()
         batch["num_items_in_batch"] = self._trainer.accelerator.gather(counted).sum()
 
-    def _describe(self, rollout: Rollout, index: int, scores: Sequence[float]) -> ScoredCompletion:
+    def _describe(
+        self, rollout: Rollout, index: int, scores: Sequence[float], has_ended: bool
+    ) -> ScoredCompletion:
         """Return what metrics read of a completion."""
         trainer, row, ids = self._trainer, rollout.rows[index], rollout.own_ids[index]
-        ends, episode = (*trainer.eos_token_ids, trainer.tokenizer.pad_token_id), row.get(EPISODE)
+        episode = row.get(EPISODE)
         known = [None if math.isnan(score) else score for score in scores]
         return ScoredCompletion(
             group=0,
@@ -96,7 +98,7 @@ class Evaluation:
             prompt=None,
             text="",
             tokens=len(ids),
-            clipped=is_clipped(episode["end"]) if episode else not ids or ids[-1] not in ends,
+            clipped=is_clipped(episode["end"]) if episode else not has_ended,
             rewards=dict(zip(trainer.reward_func_names, known, strict=True)),
             reasons={},
             failed=[],

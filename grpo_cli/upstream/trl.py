@@ -88,13 +88,13 @@ METHODS = {
         "token_type_ids, mm_token_type_ids, image_position_ids"
     ),
     f"{_TRAINER}._prepare_inputs": "generation_batch",
-    # Sampling and scoring (`train/trainer.py`).
+    # Sampling and scoring (`training/trainer.py`).
     f"{_TRAINER}._tokenize_prompts": "prompts",
     f"{_TRAINER}._generate_single_turn": (
         "prompt_ids, images, multimodal_fields, num_generations, has_tool_images"
     ),
     f"{_TRAINER}._generate_and_score_completions": "inputs",
-    # Checkpoints and exact resume (`train/trainer.py`).
+    # Checkpoints and exact resume (`training/checkpoints.py`).
     f"{_TRAINER}._save_checkpoint": "model, trial",
     # Weights for vLLM, with adapters merged in a copy.
     "trl.generation.vllm_generation.VLLMGeneration._iter_named_params": "",

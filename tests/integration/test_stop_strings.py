@@ -156,6 +156,16 @@ def test_completions_that_ended_at_a_stop_string_are_counted_and_learned_from(
     ]
 
 
+def test_an_evaluation_counts_them_as_complete_too(tmp_path, folder, strings, expected):
+    greedy = {"generation_kwargs": {"do_sample": False}, "per_device_eval_batch_size": 12}
+    trainer = open_trainer(folder, tmp_path, strings, **greedy)
+    rows = [{"prompt": prompt, "row_id": row} for row, prompt in enumerate(PROMPTS)]
+    trainer.evaluate(eval_dataset=Dataset.from_list(rows))
+    cut_off = [not trainer.reader.is_terminated(row) for row in expected]
+    (record,) = trainer.state.log_history
+    assert record["eval_completions/clipped_ratio"] == pytest.approx(sum(cut_off) / len(cut_off))
+
+
 def test_a_stop_string_that_begins_in_the_prompt_or_goes_on_in_its_token(tokenizer):
     reader = build_reader(tokenizer, [], stop_strings=["stop", "a\n"])
     ids = {text: tokenizer(text, add_special_tokens=False)["input_ids"] for text in

@@ -148,7 +148,7 @@ def gradient_spike(history: History) -> Issue | None:
         f"{len(large)} of the last 20 gradient norms are above {limit} (fewer than {_SPIKES} are usual); the "
         f"largest is {max(large):.3g}"
     )
-    clipped = "" if clip else ", `training.max_grad_norm: 1.0`"
+    clipped = "" if clip > 0 else ", `training.max_grad_norm: 1.0`"
     return Issue(seen, f"{slower(history.recipe)}{clipped}, or larger batches", level="warning")
 
 
