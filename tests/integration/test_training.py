@@ -311,7 +311,8 @@ def alive_workers(run):
 def test_a_signal_ends_a_run_after_its_step_with_a_checkpoint(workshop, number, processes):
     text = RECIPE.replace("use_cpu: true", f"use_cpu: true, num_processes: {processes}")
     text = text.replace("max_steps: 2", "max_steps: 100000")
-    temporary = workshop.folder / "temporary"
+    # A socket below it has at most 107 characters.
+    temporary = workshop.folder / "t"
     temporary.mkdir()
     process = ForkedPopen(
         **workshop.command("train", workshop.write(text), TMPDIR=str(temporary)),
