@@ -43,7 +43,7 @@ class Issue:
     def __str__(self) -> str:
         where = str(self.location) if self.location else ""
         text = ": ".join(filter(None, (where, self.path or self.subject, self.seen.rstrip("."))))
-        why = f". {self.why.rstrip('.')}" if self.why else ""
+        why = f"; {self.why.rstrip('.')}" if self.why else ""
         return f"{text}{why}. Fix: {self.fix}" if self.fix else f"{text}{why}"
 
     def as_json(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from grpo_cli.analysis.metrics import GAP, RANKING, metric_names
 from grpo_cli.checks.compatibility import DURING, find_conflicts
 from grpo_cli.checks.context import CheckContext
 from grpo_cli.checks.evaluation import check_during
+from grpo_cli.checks.partners import has_best
 from grpo_cli.errors import RewardError, nearest
 from grpo_cli.issues import Issue
 from grpo_cli.recipe.recipe import Recipe
@@ -27,6 +28,14 @@ def check_early_stopping(context: CheckContext) -> Iterator[Issue]:
     recipe = context.recipe
     yield from _check_min_delta(recipe, context.rewards)
     yield from _check_stop_when(recipe)
+    # Otherwise `PARTNERS` has the settings that nothing reads.
+    if has_best(recipe):
+        yield from _check_watched(context)
+
+
+def _check_watched(context: CheckContext) -> Iterator[Issue]:
+    """Find best models that nothing decides, and metrics that no evaluation logs."""
+    recipe = context.recipe
     metric = str(recipe.setting("metric_for_best_model") or "reward").removeprefix("eval_")
     of_reward = metric == "reward" or (metric.startswith("rewards/") and metric.endswith("/mean"))
     if recipe.setting("greater_is_better") is False and of_reward:
@@ -123,7 +132,7 @@ def _check_metrics(recipe: Recipe) -> Iterator[Issue]:
     if stopping and stopping.metric is not None:
         named["training.early_stopping.metric"] = stopping.metric
     metric = recipe.setting("metric_for_best_model")
-    if metric is not None or (not named and (stopping or recipe.loads_best)):
+    if metric is not None or not named:
         named["training.metric_for_best_model"] = metric
     for path in [path for path, metric in named.items() if metric == ""]:
         yield Issue("is empty", "name a metric, or remove it", path)
@@ -152,9 +161,10 @@ def _check_metrics(recipe: Recipe) -> Iterator[Issue]:
             ending = next((each for each in sorted(known) if each.endswith(f"/{name}")), None)
             close = f"eval_{ending}" if ending else close
             if name not in known:
-                unless = ", unless a function of yours does" if own else ""
+                unless = " unless a reward function does" if own else ""
                 seen = f"no evaluation logs `eval_{name}`{unless}"
                 fix = f"set it to {close}"
+                fix += f", or log it: `log_metric({name!r}, …)`" if own else ""
                 yield Issue(seen, fix, path, level="warning" if own else "error")
 
 

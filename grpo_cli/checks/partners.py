@@ -93,7 +93,8 @@ def _by_ratio(fields: str, *losses: str) -> Partner:
     return Partner(fields, acts, *_ONCE)
 
 
-def _has_best(recipe: Recipe, processes: int) -> bool:
+def has_best(recipe: Recipe) -> bool:
+    """Return whether anything compares models, or evaluations, by `metric_for_best_model`."""
     return (
         recipe.loads_best
         or recipe.training.early_stopping is not None
@@ -114,7 +115,7 @@ def _is_ddp(recipe: Recipe, processes: int) -> bool:
 
 
 _EVALUATES = ("steps", "epoch")
-_CLIPPED = ("dapo", "grpo", "bnpo", "dr_grpo", "luspo")
+CLIPPED = ("dapo", "grpo", "bnpo", "dr_grpo", "luspo")
 """Losses that clip probability ratios on both sides."""
 _BY_METRIC = ("reduce_lr_on_plateau", "greedy")
 """Schedulers that read a metric of an evaluation."""
@@ -131,8 +132,8 @@ PARTNERS = (
     _beside("ref_model_mixup_alpha ref_model_sync_steps", "sync_ref_model", True),
     _beside("sapo_temperature_neg sapo_temperature_pos", "loss_type", "sapo"),
     _beside("vespo_k_pos vespo_k_neg vespo_lambda_pos vespo_lambda_neg", "loss_type", "vespo"),
-    _beside("delta", "loss_type", *_CLIPPED),
-    _beside("epsilon epsilon_high", "loss_type", *_CLIPPED, "cispo"),
+    _beside("delta", "loss_type", *CLIPPED),
+    _beside("epsilon epsilon_high", "loss_type", *CLIPPED, "cispo"),
     _beside("entropy_coef_min entropy_coef_max", "use_adaptive_entropy", True),
     _beside("entropy_coef_delta entropy_target", "use_adaptive_entropy", True),
     _beside("liger_kernel_config", "use_liger_kernel", True),
@@ -155,7 +156,7 @@ PARTNERS = (
     ),
     Partner(
         "metric_for_best_model greater_is_better",
-        _has_best,
+        lambda recipe, _: has_best(recipe),
         "nothing looks for the best model",
         "set `training.load_best_model_at_end: true`",
     ),
@@ -164,8 +165,8 @@ PARTNERS = (
         _is_off_policy,
         *_ONCE,
     ),
-    _by_ratio("delta", *_CLIPPED),
-    _by_ratio("epsilon epsilon_high", *_CLIPPED),
+    _by_ratio("delta", *CLIPPED),
+    _by_ratio("epsilon epsilon_high", *CLIPPED),
     _by_ratio("sapo_temperature_neg sapo_temperature_pos", "sapo"),
     _by_ratio("vespo_k_pos vespo_k_neg vespo_lambda_pos vespo_lambda_neg", "vespo"),
     Partner("dataloader_in_order", _has_workers, *_WORKERS),

@@ -203,7 +203,7 @@ def _name_packages_once(problems: list[Issue]) -> Iterator[Issue]:
         alike.setdefault(each.package or str(number), {}).setdefault(each.path, each)
     for first, *more in (list(group.values()) for group in alike.values()):
         also = " and ".join(f"`{each.path}`" for each in more)
-        yield replace(first, why=f"It is also needed by {also}") if also else first
+        yield replace(first, why=f"it is also needed by {also}") if also else first
 
 
 def _find_unseen(context: CheckContext) -> Iterator[str]:

@@ -62,7 +62,7 @@ def _check_rate(recipe: Recipe) -> Iterator[Issue]:
         yield _risk(subject, path, seen, fix, why)
     elif rate > rates_of(recipe.model).most:
         seen = f"learning_rate is {rate:g} {'with' if lora else 'without'} LoRA"
-        fix += "" if lora else ", or add `model.lora`"
+        fix += ", or add `model.lora`" if not lora and rate <= LORA.most else ""
         why = "a policy trained at this rate most often collapses within tens of steps"
         yield _risk(subject, path, seen, fix, why)
 
@@ -82,14 +82,16 @@ def _check_hold(recipe: Recipe) -> Iterator[Issue]:
         return
     norm, rate = recipe.setting("max_grad_norm") or 0.0, recipe.training.learning_rate
     clips = norm > 0
-    if not clips or rate > _HELD_RATE:
-        loose = (
-            f"learning_rate {rate:g}"
-            if clips
-            else f"no gradient clipping (max_grad_norm: {norm:g})"
-        )
+    # Beyond the usual rates, `_check_rate` reports it.
+    if not clips or _HELD_RATE < rate <= rates_of(recipe.model).most:
+        loose, other = f"learning_rate is {rate:g}", "learning_rate: 1e-6"
+        if not clips:
+            loose, other = (
+                f"gradients are not clipped (max_grad_norm: {norm:g})",
+                "max_grad_norm: 1.0",
+            )
         seen = f"beta is 0, all weights are trained, and {loose}"
-        fix = "set `training.beta: 0.001` to `0.04`, or `learning_rate: 1e-6`, or add `model.lora`"
+        fix = f"set `training.beta: 0.01`, or `training.{other}`, or add `model.lora`"
         why = "nothing keeps the model near the one it started from when the reward can be gamed"
         yield _risk("nothing holds the policy", path, seen, fix, why)
 

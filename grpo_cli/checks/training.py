@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 
 from grpo_cli.checks.context import CheckContext
+from grpo_cli.checks.partners import CLIPPED
 from grpo_cli.issues import Issue, Level
 from grpo_cli.recipe.recipe import Recipe
 
@@ -47,11 +48,13 @@ def _check_optimization(recipe: Recipe) -> Iterator[Issue]:
         seen = f"{first:g} is above `adam_beta2` ({second:g}), the slower average"
         fix = f"if they are swapped, set `adam_beta1: {second:g}` and `adam_beta2: {first:g}`"
         yield Issue(seen, fix, "training.adam_beta1", level="warning")
+    if recipe.setting("loss_type") not in CLIPPED:
+        return
     delta = recipe.setting("delta")
     high = recipe.setting("epsilon_high")
     low = recipe.setting("epsilon")
     bound = 1 + (low if high is None else high)
-    if low >= 1 and recipe.setting("loss_type") != "cispo":
+    if low >= 1:
         seen = f"is the distance from a probability ratio of 1: with {low:g} nothing is clipped from below"
         fix = f"set it to {low - 1:.2g}" if 1 < low < 2 else "set it to 0.2"
         yield Issue(seen, fix, "training.epsilon", level="warning")

@@ -279,23 +279,34 @@ class McpSession:
 
     def list_tools(self) -> list[Any]:
         """Return all tools of the server."""
-        tools: list[Any] = []
+        tools: dict[str, Any] = {}
 
         async def read(client: "Client") -> None:
-            cursor, is_first = None, True
             async with asyncio.timeout(self._server.timeout_s):
-                while is_first or cursor is not None:
-                    page = await client.list_tools(cursor=cursor)
-                    tools.extend(page.tools)
-                    cursor, is_first = page.next_cursor, False
-                    if len(tools) > _MOST_TOOLS:
+                page = await client.list_tools()
+                tools.update({each.name: each for each in page.tools})
+                while page.next_cursor is not None and len(tools) <= _MOST_TOOLS:
+                    known = len(tools)
+                    page = await client.list_tools(cursor=page.next_cursor)
+                    tools.update({each.name: each for each in page.tools})
+                    if len(tools) == known and page.next_cursor is not None:
                         raise EpisodeError(
-                            f"the MCP server lists more than {_MOST_TOOLS:,} tools. "
-                            "Fix: let its last page have no `nextCursor`, or serve fewer tools"
+                            "the MCP server's list of tools does not end: a page has no new tool, and a "
+                            "`nextCursor`. Fix: leave `nextCursor` out of the last page"
                         )
 
-        settle(self._ask(read))
-        return tools
+        self.connect()
+        try:
+            settle(self._ask(read))
+        except ServerError as error:
+            fix = f"{'raise `timeout_s`, or ' if error.path else ''}correct it in the server"
+            seen = f"the MCP server's tools cannot be listed: {error!s:.200}"
+            raise ServerError(f"{seen}. Fix: {fix}", error.path) from error
+        if len(tools) > _MOST_TOOLS:
+            raise EpisodeError(
+                f"the MCP server lists more than {_MOST_TOOLS:,} tools. Fix: serve fewer"
+            )
+        return list(tools.values())
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> Content:
         """Call a tool; return its result: text, or parts if it has images."""
@@ -337,8 +348,8 @@ class McpSession:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))
             raise ServerError(
-                f"what the MCP server sent is not of the protocol: `{where}`: {first['msg']}, not "
-                f"{first['input']!r:.80}. Fix: correct it in the server"
+                f"what it sent is not of the protocol: `{where}`: {first['msg']}, not "
+                f"{first['input']!r:.80}"
             ) from error
         except Exception as error:  # of the server, or of the way to it
             late = f"no answer in {self._server.timeout_s:g} s (`timeout_s`)"

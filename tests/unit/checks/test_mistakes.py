@@ -187,7 +187,7 @@ def test_a_missing_package_is_named_once_with_all_that_need_it(
     checked = check_recipe(write_recipe(tmp_path), flags, Hardware(gpus=1, cpus=2))
     [missing] = [each for each in checked.errors if each.package]
     assert (missing.package, missing.path) == (package, path)
-    assert missing.why == f"It is also needed by `{other}`"
+    assert missing.why == f"it is also needed by `{other}`"
 
 
 def test_a_missing_package_is_told_beside_a_wrong_parameter(tmp_path, monkeypatch):

@@ -17,6 +17,8 @@ from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
 from trl import GRPOConfig, GRPOTrainer
 
 from grpo_cli.checks.partners import PARTNERS, SCHEDULERS, check_partners
+from grpo_cli.checks.recipe import check_recipe
+from grpo_cli.machine import Hardware
 from grpo_cli.recipe.grpo_fields import default_of, home_of, key_in_home, read_grpo_fields
 from grpo_cli.recipe.loading import load_recipe
 from tests.contexts import make_context, plan_of
@@ -86,6 +88,14 @@ def test_a_field_without_its_partner_is_named_and_the_fix_makes_it_act(tmp_path,
     if change := re.match(r"set `([\w.]+): ([^`]+)`", issue.fix):
         assert path not in find(tmp_path, settings, [f"{change[1]}={change[2]}"])
     assert path not in find(tmp_path, WITHOUT.get(name, {}))
+
+
+@pytest.mark.parametrize("name", sorted(GUARDED.keys() - SCORED))
+def test_a_field_without_its_partner_is_named_once(tmp_path, name):
+    settings = {name: other_value(name), **WITHOUT.get(name, {})}
+    flags = [f"{key_in_home(each)}={value}" for each, value in settings.items()]
+    checked = check_recipe(write_recipe(tmp_path), flags, Hardware(gpus=0, cpus=2))
+    assert [each.path for each in checked.problems].count(key_in_home(name)) <= 1
 
 
 ONCE = {

@@ -24,7 +24,6 @@ def risks(processes=1, gpus=0, **sections):
     ("machine", "sections", "expected"),
     [
         ((1, 0), {"model": LORA}, ("setting: learning rate", "warning")),
-        ((1, 0), {"training": {"learning_rate": 2e-4}}, ("setting: learning rate", "warning")),
         (
             (1, 0),
             {"model": LORA, "training": {"learning_rate": 0.5}},
@@ -69,6 +68,14 @@ def test_a_risky_setting_is_found(machine, sections, expected):
 )
 def test_a_sound_setting_is_left_alone(machine, sections):
     assert risks(*machine, **sections) == set()
+
+
+@pytest.mark.parametrize("rate", [2e-4, 0.5])
+def test_a_rate_beyond_the_limit_is_reported_once(rate):
+    context = make_context(recipe(training={"learning_rate": rate}), Hardware(gpus=0, cpus=8))
+    (issue,) = check_risks(context)
+    assert issue.path == "training.learning_rate"
+    assert ("add `model.lora`" in issue.fix) is (rate < 2e-3)
 
 
 def test_every_risk_says_what_was_seen_why_and_how_to_mend_it():
