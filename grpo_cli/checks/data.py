@@ -1,25 +1,16 @@
 """Checks of the data: columns, templates, conditions and gold answers on the first rows."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import Any
 
-from grpo_cli.checks.all_rows import check_all_rows, count_missed
-from grpo_cli.checks.columns import (
-    ADDED,
-    DATA,
-    check_needed_columns,
-    list_columns,
-    missing_column,
-    rename_fix,
-)
-from grpo_cli.checks.context import CheckContext, collect
+from grpo_cli.checks.context import SECTIONS, CheckContext, collect, kind_entries
 from grpo_cli.checks.images import find_unused_images, look_at_images
-from grpo_cli.checks.kinds import SECTIONS, kind_entries
 from grpo_cli.checks.rows import (
+    check_all_rows,
     check_asked_place,
     check_empty,
     check_files,
@@ -30,6 +21,7 @@ from grpo_cli.checks.rows import (
     check_source,
     check_tasks,
     check_texts_of_rows,
+    count_missed,
     find_templates,
 )
 from grpo_cli.data.columns import check_columns
@@ -47,6 +39,11 @@ from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.rewards.contract import EPISODE, Batch, Gold, RewardParams, gold_column
 from grpo_cli.rewards.scoring import Condition
 from grpo_cli.templating import is_unreadable
+
+DATA = {"training": "data", "evaluation": "evaluation data"}
+ADDED = frozenset({"prompt", "row_id"})
+"""Columns that `grpo` adds to those of the data."""
+_HOLDER = "<the column that holds it>"
 
 
 def check_data(context: CheckContext) -> Iterator[Issue]:
@@ -348,3 +345,91 @@ def _check_golds(
             level: Level = fault.level if not every or isinstance(golds[row], Gold) else "error"
             path, seen = f"rewards.{index}.{fault.path}", f"{fault.seen} ({where})"
             yield replace(fault, seen=seen, path=path, level=level)
+
+
+def check_needed_columns(
+    kinds: Mapping[str, Any], available: frozenset[str], rows: Sequence[Row] = ()
+) -> Iterator[Issue]:
+    """Find columns that rewards, tools or environments need and that are not there.
+
+    Args:
+        kinds: The parameters of each entry, by its path in the recipe.
+        available: The columns that there are.
+        rows: Of the data, whose mappings may hold what is missing.
+    """
+    inner = {
+        key: f"{name}.{key}"
+        for row in rows[:1]
+        for name, value in row.items()
+        for key in (value if isinstance(value, dict) else ())
+    }
+    for path, params in kinds.items():
+        who = f"the {'reward' if path.startswith('rewards') else 'environment'} needs"
+        needed: Sequence[str] = ()
+        if isinstance(params, RewardParams):
+            needed = params.columns().required
+        elif not path.startswith("tools"):
+            needed = params.required_columns()
+        for name in needed:
+            if name not in available:
+                issue = missing_column(name, available - ADDED, path, who, inner=inner.get(name))
+                if path.startswith("environment") and available - ADDED == {"seed"}:
+                    # Nobody can add a column to `kind: environment`.
+                    fix = f"give `{name}` a default in reset(), or draw it from the seed there"
+                    issue = replace(issue, fix=fix)
+                if params.kind == "reasoning_gym":
+                    fix = "use `dataset: {kind: reasoning_gym}`, whose rows have it"
+                    issue = replace(issue, fix=fix)
+                if name in (MARK, IMAGES):
+                    # TRL's names, which `dataset.columns` refuses.
+                    seen = f"{who} `{name}`, and prompts have no images"
+                    fix = "name the columns with images in `dataset.prompt.images`"
+                    if IMAGES in available:
+                        seen, fix = issue.seen, f"name the argument `{IMAGES}`"
+                    issue = replace(issue, seen=seen, fix=fix)
+                yield issue
+
+
+def missing_column(
+    name: str,
+    known: frozenset[str],
+    path: str,
+    who: str,
+    split: str = "training",
+    inner: str | None = None,
+) -> Issue:
+    """Return the issue of a column that is missing.
+
+    Args:
+        name: The column.
+        known: Those that there are.
+        path: Where it is named in the recipe.
+        who: What names it, with a verb: `the reward needs`.
+        split: `training` or `evaluation`.
+        inner: Where a mapping of the data has it, such as `reward_model.ground_truth`.
+    """
+    bare = name.strip("{} ")
+    close = bare if bare in known else nearest(name, known)
+    seen = (
+        f"{who} the column `{name}`, which the {DATA[split]} lacks (columns: {list_columns(known)})"
+    )
+    # YAML drops white space around a text without quotes.
+    holder = f'"{close}"' if close and close != close.strip() else close
+    example = f"`{name}: {inner or holder or _HOLDER}`"
+    fix = f"add it under `dataset.columns`, such as {example}"
+    return Issue(seen, f"use `{close}`, or {fix}" if close else fix, path)
+
+
+def list_columns(names: frozenset[str]) -> str:
+    """Return the names as messages list them."""
+    return ", ".join(sorted(names)) or "none"
+
+
+def rename_fix(name: str, close: str | None, split: str) -> str:
+    """Return the fix of a template that names a missing column."""
+    if split == "evaluation":
+        # The recipe's templates and columns are the training data's too.
+        return f"rename the column that holds it to `{name}` in the {DATA[split]}"
+    other = f"`{close}`" if close else "a column of the data"
+    add = f"add it under `dataset.columns`, such as `{name}: {close or _HOLDER}`"
+    return f"rename it to {other} in the template, or {add}"

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from grpo_cli.checks.context import CheckContext, collect
-from grpo_cli.checks.packages import has_module
+from grpo_cli.checks.launch import has_module
 from grpo_cli.data.mixing import place_issues
 from grpo_cli.data.prompts import resolve_style
 from grpo_cli.data.rows import suggest

@@ -11,33 +11,28 @@ from grpo_cli.batch.plan import BatchPlan
 from grpo_cli.batch.plan import as_json as batch_as_json
 from grpo_cli.checks.adapter import check_adapter, check_lora
 from grpo_cli.checks.asynchronous import check_async
-from grpo_cli.checks.backend import resolve_backend
 from grpo_cli.checks.batch import check_batch
 from grpo_cli.checks.compatibility import check_compatibility, is_set
 from grpo_cli.checks.context import Check, CheckContext, read_context
 from grpo_cli.checks.data import check_data
 from grpo_cli.checks.difficulty import check_difficulty
-from grpo_cli.checks.early_stopping import check_early_stopping
 from grpo_cli.checks.episode import check_episodes, check_kinds
-from grpo_cli.checks.evaluation import check_during, check_evaluation
+from grpo_cli.checks.evaluation import check_during, check_early_stopping, check_evaluation
 from grpo_cli.checks.expect import check_expect
-from grpo_cli.checks.generation import check_parts, check_sampling
+from grpo_cli.checks.generation import check_parts, check_sampling, resolve_backend
 from grpo_cli.checks.images import check_images
-from grpo_cli.checks.launch import check_launch
+from grpo_cli.checks.launch import check_launch, check_packages
 from grpo_cli.checks.mixture import check_mixture
 from grpo_cli.checks.model import check_model
-from grpo_cli.checks.packages import check_packages
 from grpo_cli.checks.partners import check_partners
-from grpo_cli.checks.precision import check_precision, resolve_dtype
 from grpo_cli.checks.rewards import check_rewards
-from grpo_cli.checks.risks import check_risks
 from grpo_cli.checks.scored import check_scored
 from grpo_cli.checks.slurm import check_slurm
 from grpo_cli.checks.streaming import check_streaming
 from grpo_cli.checks.teacher import check_teacher
 from grpo_cli.checks.texts import check_texts, check_to_do
 from grpo_cli.checks.trackers import check_trackers
-from grpo_cli.checks.training import check_training
+from grpo_cli.checks.training import check_precision, check_risks, check_training, resolve_dtype
 from grpo_cli.checks.vllm import check_vllm
 from grpo_cli.checks.warmup import check_warmup
 from grpo_cli.data.preview import Preview

@@ -1,12 +1,29 @@
-"""Settings of `training` that have no effect, leave nothing to learn, or do the opposite of what is meant."""
+"""Checks of the `training` section: settings without effect, precision, and risks of learning little."""
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 from grpo_cli.checks.context import CheckContext
 from grpo_cli.checks.partners import CLIPPED
+from grpo_cli.errors import install_extra
 from grpo_cli.issues import Issue, Level
+from grpo_cli.machine import is_on_cpu
+from grpo_cli.recipe.launch import KEEPS_FLOAT32
+from grpo_cli.recipe.loading import LoadedRecipe
+from grpo_cli.recipe.model import LORA, rates_of
 from grpo_cli.recipe.recipe import Recipe
+
+_FINE_ENOUGH = 5e-5
+"""The learning rate from which an update by AdamW moves a usual weight, of 0.02, by half a step of bfloat16."""
+_COMPENSATED = ("use_kahan_summation", "bf16_stochastic_round", "kahan_sum")
+"""`optim_args` of optimizers that do not lose what bfloat16 rounds away."""
+_MOST_BETA = 1.0
+"""Published runs use 0.001 to 0.04; from here on the KL term outweighs the reward."""
+_HELD_RATE = 1e-5
+"""Up to it, clipped gradients alone have held full fine-tuning without a KL term in published runs."""
+_FEWEST_GENERATIONS = 4
+_LEAST_TEMPERATURE = 0.3
 
 
 def check_training(context: CheckContext) -> Iterator[Issue]:
@@ -111,3 +128,181 @@ def _check_beyond_the_end(recipe: Recipe, steps: int) -> Iterator[Issue]:
         )
         fix = f"set `warmup_steps: {max(steps // 10, 1)}`, or a fraction of the steps such as 0.1"
         yield Issue(seen, fix, "training.warmup_steps", level="warning")
+
+
+def resolve_dtype(loaded: LoadedRecipe) -> LoadedRecipe:
+    """Replace `model.dtype: auto` by float32 if all weights are trained."""
+    recipe = loaded.recipe
+    if recipe is None or recipe.model.dtype != "auto" or not _trains_all(recipe):
+        return loaded
+    model = recipe.model.model_copy(update={"dtype": "float32"})
+    return replace(loaded, recipe=recipe.model_copy(update={"model": model}))
+
+
+def check_precision(context: CheckContext) -> Iterator[Issue]:
+    """Find 16-bit weights that lose what they learn, and bfloat16 that the processor emulates.
+
+    Source: trl 1.16, `GRPOTrainer._generate_single_turn`, `unwrapped_model.to(torch.bfloat16)`.
+    """
+    recipe, hardware = context.recipe, context.hardware
+    cpu = is_on_cpu(recipe.launch, hardware)
+    extras = recipe.training.extras
+    if extras.get("fp16") and extras.get("bf16"):
+        seen = "`fp16` and `bf16` are both true, and a model is computed in one precision"
+        yield Issue(seen, "remove `fp16`", "training.fp16")
+    elif extras.get("fp16") and cpu:
+        seen = "fp16 needs a GPU, and this training is on a CPU"
+        yield Issue(seen, "remove `fp16`", "training.fp16")
+    names = {"bf16": "bfloat16", "fp16": "float16", "no": None}
+    mixed, dtype = names[recipe.training.mixed_precision(cpu=cpu)], recipe.model.dtype
+    if _loses_updates(recipe, mixed):
+        rate = float(recipe.setting("learning_rate"))
+        seen = (
+            f"with all weights in bfloat16, a learning rate of {rate:g} is lost: a weight changes only if its "
+            "update is more than 1/512 of it, and most updates are rounded away"
+        )
+        fix = (
+            "set `dtype: float32` (on a GPU it is computed in bfloat16 all the same), or add `lora`"
+        )
+        yield Issue(seen, fix, "model.dtype")
+    trained = dtype if _trains_all(recipe) else "float32"
+    if mixed == trained == "float16":
+        seen = "with fp16, torch scales gradients and refuses those of float16 weights"
+        yield Issue(
+            seen, "set `dtype: float32`: it is computed in float16 all the same", "model.dtype"
+        )
+    attention = str(recipe.model.attn_implementation)
+    if attention.startswith("flash_attention") and mixed is None and dtype == "float32":
+        seen = f"{attention} computes in 16 bits alone, and these weights are float32 without `bf16` or `fp16`"
+        yield Issue(seen, "set `training.bf16: true`", "model.attn_implementation", level="warning")
+    batching = recipe.generation.backend == "transformers_continuous_batching"
+    if batching and mixed not in (None, trained):
+        seen = f"before each sampling it turns the whole model to {mixed}, and rounds the trained weights with it"
+        fix = "set `backend: vllm` or `backend: transformers`, or `training.bf16: false`"
+        yield Issue(seen, fix, "generation.backend")
+    if not cpu or hardware.bfloat16 is not False:
+        return
+    for path, is_set, value in (
+        ("model.dtype", dtype == "bfloat16", "auto"),
+        ("training.bf16", extras.get("bf16"), "false"),
+    ):
+        if is_set:
+            seen = (
+                "this processor emulates bfloat16 (it has none of avx512_bf16, amx_bf16 and ARM's bf16), which "
+                "takes two to ten times as long as float32"
+            )
+            yield Issue(seen, f"set `{path}: {value}`", path, level="warning")
+
+
+def _trains_all(recipe: Recipe) -> bool:
+    return recipe.model.lora is None and recipe.model.quantization is None
+
+
+def _loses_updates(recipe: Recipe, mixed: str | None) -> bool:
+    rate, launch = float(recipe.setting("learning_rate")), recipe.launch
+    if not _trains_all(recipe) or recipe.model.dtype != "bfloat16" or rate >= _FINE_ENOUGH:
+        return False
+    if launch.accelerate_config or (mixed and launch.strategy in KEEPS_FLOAT32):
+        return False
+    options = str(recipe.setting("optim_args") or "").lower().replace(" ", "")
+    return not any(f"{name}=true" in options for name in _COMPENSATED)
+
+
+def check_risks(context: CheckContext) -> Iterator[Issue]:
+    """Find settings that run to the end and teach little."""
+    recipe, num_processes = context.recipe, context.num_processes
+    yield from _check_rate(recipe)
+    yield from _check_hold(recipe)
+    yield from _check_narrowing(recipe)
+    for index, reward in enumerate(recipe.rewards):
+        params = context.rewards.get(index)
+        judges = params is not None and params.meta.right_answer is not None
+        if reward.weight < 0 and judges and reward.kind != "contains":
+            seen, fix = (
+                f"`{reward.kind}` has weight {reward.weight:g}",
+                f"set `weight: {-reward.weight:g}`",
+            )
+            why = "right answers are punished, and the policy learns to avoid them"
+            yield _risk("reward weights", f"rewards.{index}.weight", seen, fix, why)
+    size = recipe.generation.num_generations
+    if size < _FEWEST_GENERATIONS:
+        fix = "set `num_generations: 8` (and a batch size it divides: grpo check-batch)"
+        why = f"advantages compare {size} completions only: most groups are all right or all wrong"
+        path = "generation.num_generations"
+        yield _risk("group size", path, f"num_generations is {size}", fix, why)
+    on_gpu = context.hardware.gpus > 0 and not recipe.launch.use_cpu
+    if recipe.generation.backend != "vllm" and on_gpu and num_processes > 1:
+        seen = f"backend is {recipe.generation.backend} on {num_processes} GPUs"
+        fix = f"set `generation.backend: vllm` ({install_extra('vllm')})"
+        why = "sampling takes most of a step, and every GPU waits for the slowest one's generate()"
+        yield _risk("generation backend", "generation.backend", seen, fix, why)
+
+
+def _risk(subject: str, path: str, seen: str, fix: str, why: str) -> Issue:
+    return Issue(seen, fix, path, level="warning", subject=f"setting: {subject}", why=why)
+
+
+def _check_rate(recipe: Recipe) -> Iterator[Issue]:
+    training, lora = recipe.training, recipe.model.lora is not None
+    rate, path, subject = training.learning_rate, "training.learning_rate", "learning rate"
+    good = "1e-4" if lora else "1e-6"
+    fix = f"set `learning_rate: {good}`"
+    if lora and rate < LORA.least:
+        default = "" if "learning_rate" in training.model_fields_set else " (the default)"
+        seen = f"learning_rate is {rate:g}{default} with LoRA"
+        why = "adapters hardly move at a rate meant for full fine-tuning, and the reward stays flat"
+        yield _risk(subject, path, seen, fix, why)
+    elif rate > rates_of(recipe.model).most:
+        seen = f"learning_rate is {rate:g} {'with' if lora else 'without'} LoRA"
+        fix += ", or add `model.lora`" if not lora and rate <= LORA.most else ""
+        why = "a policy trained at this rate most often collapses within tens of steps"
+        yield _risk(subject, path, seen, fix, why)
+
+
+def _check_hold(recipe: Recipe) -> Iterator[Issue]:
+    path, beta = "training.beta", recipe.setting("beta") or 0.0
+    if beta > _MOST_BETA:
+        why = "the KL term outweighs the reward, and the policy stays where it is"
+        fix = "set `training.beta: 0.04`, or less"
+        yield _risk("KL term", path, f"beta is {beta:g}", fix, why)
+    if (
+        recipe.kl_weight
+        or recipe.model.lora
+        or recipe.training.early_stopping
+        or not recipe.is_sampled
+    ):
+        return
+    norm, rate = recipe.setting("max_grad_norm") or 0.0, recipe.training.learning_rate
+    clips = norm > 0
+    # Beyond the usual rates, `_check_rate` reports it.
+    if not clips or _HELD_RATE < rate <= rates_of(recipe.model).most:
+        loose, other = f"learning_rate is {rate:g}", "learning_rate: 1e-6"
+        if not clips:
+            loose, other = (
+                f"gradients are not clipped (max_grad_norm: {norm:g})",
+                "max_grad_norm: 1.0",
+            )
+        seen = f"beta is 0, all weights are trained, and {loose}"
+        fix = f"set `training.beta: 0.01`, or `training.{other}`, or add `model.lora`"
+        why = "nothing keeps the model near the one it started from when the reward can be gamed"
+        yield _risk("nothing holds the policy", path, seen, fix, why)
+
+
+def _check_narrowing(recipe: Recipe) -> Iterator[Issue]:
+    generation = recipe.generation
+    neutral = {"top_p": (None, 1), "top_k": (None, 0), "min_p": (None, 0)}
+    neutral["repetition_penalty"] = (None, 1)
+    values = {name: getattr(generation, name) for name in neutral}
+    narrowed = {name: value for name, value in values.items() if value not in neutral[name]}
+    if narrowed and generation.backend == "vllm":
+        seen = ", ".join(f"{name}: {value:g}" for name, value in narrowed.items()) + " with vLLM"
+        fix = "remove it; `temperature` alone keeps the two in step"
+        why = (
+            "vLLM draws from a narrowed distribution, the trainer computes log-probabilities of the full one, so "
+            "importance ratios are wrong"
+        )
+        yield _risk("narrowed sampling", f"generation.{next(iter(narrowed))}", seen, fix, why)
+    if generation.temperature < _LEAST_TEMPERATURE:
+        why = "the completions of a group come out nearly the same, and equal rewards teach nothing"
+        seen, path = f"temperature is {generation.temperature:g}", "generation.temperature"
+        yield _risk("temperature", path, seen, "set `temperature: 1.0`", why)

@@ -162,7 +162,7 @@ def check_batch(
     flags = locals()
     from grpo_cli.batch.explanation import find_misreadings
     from grpo_cli.batch.plan import BatchInputs, as_json
-    from grpo_cli.checks.batch_flags import plan_from_flags
+    from grpo_cli.checks.batch import plan_from_flags
 
     known = BatchInputs.__annotations__
     given = {name: value for name, value in flags.items() if name in known}

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
-from grpo_cli.checks.kinds import read_kinds
+from grpo_cli.checks.context import read_kinds
 from grpo_cli.checks.recipe import CheckedRecipe, check_recipe
 from grpo_cli.convert import trl
 from grpo_cli.convert.axolotl import convert_axolotl

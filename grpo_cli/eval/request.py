@@ -8,8 +8,8 @@ from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict
 
-from grpo_cli.checks.backend import choose_local_backend, read_vllm_version, with_backend
 from grpo_cli.checks.compatibility import EPISODE_IMAGES, find_conflicts
+from grpo_cli.checks.generation import choose_local_backend, read_vllm_version, with_backend
 from grpo_cli.checks.recipe import check_recipe
 from grpo_cli.errors import SetupError, UsageError, check_choice, install_extra
 from grpo_cli.machine import is_on_cpu, read_hardware

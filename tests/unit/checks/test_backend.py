@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_cli.checks.backend import ASSUMED, SUPPORTED_VLLM, choose_backend
+from grpo_cli.checks.generation import ASSUMED, SUPPORTED_VLLM, choose_backend
 from grpo_cli.checks.recipe import check_recipe
 from grpo_cli.machine import Hardware
 from grpo_cli.recipe.loading import load_recipe

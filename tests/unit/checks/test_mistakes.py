@@ -8,7 +8,7 @@ import random
 import pytest
 import yaml
 
-from grpo_cli.checks.batch_flags import plan_from_flags
+from grpo_cli.checks.batch import plan_from_flags
 from grpo_cli.checks.recipe import check_recipe
 from grpo_cli.errors import ProblemsError
 from grpo_cli.machine import Hardware

@@ -6,7 +6,7 @@ import pytest
 from transformers import trainer_optimizer
 from transformers.training_args import OptimizerNames
 
-from grpo_cli.checks.packages import find_package
+from grpo_cli.checks.launch import find_package
 from grpo_cli.checks.recipe import check_recipe
 from tests.recipe_texts import GOOD, write_recipe
 

@@ -1,7 +1,7 @@
 import pytest
 
-from grpo_cli.checks.precision import check_precision
 from grpo_cli.checks.recipe import check_recipe
+from grpo_cli.checks.training import check_precision
 from grpo_cli.machine import Hardware
 from grpo_cli.recipe.loading import load_recipe
 from tests.contexts import make_context

@@ -2,7 +2,7 @@
 
 import pytest
 
-from grpo_cli.checks.risks import check_risks
+from grpo_cli.checks.training import check_risks
 from grpo_cli.machine import Hardware
 from grpo_cli.rewards.registry import find_kind
 from tests.contexts import make_context

@@ -239,7 +239,7 @@ def test_rows_that_a_mixture_repeats_are_dropped_once(tmp_path):
 
 
 def test_lines_of_long_files_are_compared(tmp_path, monkeypatch):
-    monkeypatch.setattr("grpo_cli.checks.all_rows.WHOLE_ROWS", 1500)
+    monkeypatch.setattr("grpo_cli.checks.rows.WHOLE_ROWS", 1500)
     write_rows(tmp_path / "t.jsonl", ROWS)
     write_rows(tmp_path / "e.jsonl", [{"question": "new", "answer": "1"}, ROWS[2500]])
     assert any(

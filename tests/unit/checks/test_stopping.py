@@ -2,7 +2,7 @@
 
 import pytest
 
-from grpo_cli.checks.early_stopping import check_early_stopping
+from grpo_cli.checks.evaluation import check_early_stopping
 from grpo_cli.errors import RecipeError
 from grpo_cli.recipe.loading import load_recipe, load_tree
 from tests.contexts import make_context

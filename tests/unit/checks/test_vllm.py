@@ -1,6 +1,6 @@
 import pytest
 
-from grpo_cli.checks.batch_flags import plan_from_flags
+from grpo_cli.checks.batch import plan_from_flags
 from grpo_cli.checks.compatibility import find_conflicts
 from grpo_cli.checks.launch import check_gpus
 from grpo_cli.checks.vllm import check_vllm

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from grpo_cli.checks import backend as checks
+from grpo_cli.checks import generation as checks
 from grpo_cli.checks import recipe as recipe_checks
 from grpo_cli.errors import UsageError
 from grpo_cli.eval import request
