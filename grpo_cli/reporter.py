@@ -3,14 +3,17 @@
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from grpo_cli.issues import Issue, Level
-from grpo_cli.report.live import ProgressView
-from grpo_cli.runs.folder import RunFolder
+
+if TYPE_CHECKING:
+    from grpo_cli.report.live import ProgressView
+    from grpo_cli.runs.folder import RunFolder
 
 
 class Reporter:
-    """A silent reporter; the command line's is in `cli/reporter.py`."""
+    """A silent reporter; the command line's is in `cli/output.py`."""
 
     def issues(self, issues: Iterable[Issue]) -> None:
         """Show warnings and notes of a recipe."""
@@ -29,6 +32,8 @@ class Reporter:
         """Show how far an evaluation is; the function takes a model's name, completions done, and their total."""
         return nullcontext(lambda name, done, total: None)
 
-    def view(self, folder: RunFolder, *, from_now: bool) -> ProgressView:
+    def view(self, folder: "RunFolder", *, from_now: bool) -> "ProgressView":
         """Return what shows a training while it runs, from its first record or from now on."""
+        from grpo_cli.report.live import ProgressView
+
         return ProgressView()

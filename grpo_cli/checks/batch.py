@@ -5,8 +5,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from grpo_cli.batch.inputs import batch_inputs
-from grpo_cli.batch.plan import BatchInputs, BatchPlan, plan_batch
+from grpo_cli.batch.plan import BatchInputs, BatchPlan, batch_inputs, plan_batch
 from grpo_cli.errors import RecipeError, UsageError, nearest
 from grpo_cli.issues import Issue, Location
 from grpo_cli.machine import (

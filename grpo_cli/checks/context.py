@@ -8,8 +8,7 @@ from typing import Any, NamedTuple, cast
 
 from pydantic import TypeAdapter, ValidationError
 
-from grpo_cli.batch.inputs import batch_inputs
-from grpo_cli.batch.plan import BatchInputs, BatchPlan, plan_batch
+from grpo_cli.batch.plan import BatchInputs, BatchPlan, batch_inputs, plan_batch
 from grpo_cli.data.preview import Preview, join_previews, preview
 from grpo_cli.data.rows import suggest
 from grpo_cli.errors import ProblemsError, RunError

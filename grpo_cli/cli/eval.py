@@ -89,7 +89,7 @@ def measure(
     Greedy, unless the recipe or --temperature says otherwise. The result goes to RUN/eval/TIME, or to
     evals/NAME/TIME for a recipe. See also: grpo eval show RUN, grpo eval compare A B.
     """
-    from grpo_cli.cli.reporter import TerminalReporter
+    from grpo_cli.cli.output import TerminalReporter
     from grpo_cli.eval.request import EvalOptions
     from grpo_cli.eval.run import evaluate
 

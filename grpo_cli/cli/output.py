@@ -1,4 +1,4 @@
-"""The one place that prints: results on stdout, everything else on stderr."""
+"""The one place that prints: results on stdout; issues, progress and what a command does on stderr."""
 
 import json
 import os
@@ -6,7 +6,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.cells import cell_len
@@ -19,11 +19,15 @@ from rich.text import Text
 
 from grpo_cli.issues import Issue, Level
 from grpo_cli.report.wording import LEVEL_MARKS, clean_lines
+from grpo_cli.reporter import Reporter
 from grpo_cli.runs.files import finite
-from grpo_cli.units import count_noun
+from grpo_cli.units import count_noun, format_duration
 
 if TYPE_CHECKING:
+    from grpo_cli.launch.train import RefusedError
     from grpo_cli.recipe.kinds import KindDescription
+    from grpo_cli.report.live import ProgressView
+    from grpo_cli.runs.folder import RunFolder
 
 _STYLES: dict[Level, str] = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 _PIPE_WIDTH = 160
@@ -31,6 +35,14 @@ _PIPE_WIDTH = 160
 _CONTROLS = re.compile("[\x7f-\x9f]")
 _QUIET_S = 10.0
 """Seconds between lines of progress if stderr is not a terminal."""
+_consoles: dict[bool, tuple[TextIO, Console]] = {}
+"""Whether it is stderr's → the stream, which tests replace, and its console."""
+_LINES: dict[Level, tuple[str, str]] = {
+    "ok": ("", ""),
+    "note": ("  ", "yellow"),
+    "warning": ("warning: ", "yellow"),
+    "error": ("error: ", "red"),
+}
 
 
 class _Console(Console):
@@ -88,10 +100,6 @@ def _console(stream: TextIO, *, stderr: bool = False) -> Console:
     )
     _consoles[stderr] = stream, console
     return console
-
-
-_consoles: dict[bool, tuple[TextIO, Console]] = {}
-"""Whether it is stderr's → the stream, which tests replace, and its console."""
 
 
 def _print_sometimes() -> Callable[[str], None]:
@@ -260,3 +268,60 @@ def _say_finding(finding: Issue) -> Text:
     if finding.location:
         text.append(f" ({finding.location})", style="dim not bold")
     return text
+
+
+class TerminalReporter(Reporter):
+    """Prints what happens; with `quiet`, only errors."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self._quiet = quiet
+        self._started = time.monotonic()
+
+    def issues(self, issues: Iterable[Issue]) -> None:
+        """Print the warnings and notes of a recipe."""
+        if not self._quiet:
+            print_problems(issue for issue in issues if issue.level != "error")
+
+    def say(self, text: str, level: Level = "ok") -> None:
+        """Print one line; the terminal may have been closed."""
+        start, style = _LINES[level]
+        with suppress(OSError):
+            print_words(stderr(), f"{start}{text}", style)
+
+    def progress(self, what: str) -> AbstractContextManager[Callable[[str], None]]:
+        """Show what is being done, on a terminal."""
+        return progress(what)
+
+    def probed(self, warnings: Iterable[Issue]) -> None:
+        """Print that the quick probe found no error, and its warnings."""
+        if self._quiet:
+            return
+        issues = list(warnings)
+        print_findings(stderr(), issues)
+        took = format_duration(time.monotonic() - self._started)
+        others = f", {count_noun(len(issues), 'warning')}" if issues else " found"
+        stderr().print(f"probed in {took}: no error{others}", style="dim")
+
+    def refused(self, refused: "RefusedError") -> None:
+        """Print why the probe refused a recipe."""
+        if refused.output:
+            sys.stderr.write(refused.output)
+            return
+        shown = {"error"} if self._quiet else {"error", "warning"}
+        issues = [issue for issue in refused.issues if issue.level in shown]
+        if any(issue.subject for issue in issues):
+            print_findings(stderr(), issues)
+        else:
+            print_problems(issues)
+        stderr().print("nothing was trained. --no-probe skips this probe", style="red")
+
+    def view(self, folder: "RunFolder", *, from_now: bool) -> "ProgressView":
+        """Return the panel of a terminal, or plain lines elsewhere."""
+        from grpo_cli.report.follower import Follower
+        from grpo_cli.report.live import ProgressView, choose_view
+
+        if self._quiet:
+            return ProgressView()
+        console = stderr()
+        console.print(f"run folder: {folder.path}")
+        return choose_view(Follower(folder, from_now=from_now), console)

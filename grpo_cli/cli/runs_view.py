@@ -194,8 +194,7 @@ def _say_data(kind: str, data: Mapping[str, Any]) -> str:
 
 
 def _say_batch(run: "RunReport") -> str:
-    from grpo_cli.batch.inputs import batch_inputs
-    from grpo_cli.batch.plan import plan_batch
+    from grpo_cli.batch.plan import batch_inputs, plan_batch
 
     processes, size = run.plan.get("num_processes") or 1, run.recipe.generation.num_generations
     plan = plan_batch(batch_inputs(run.recipe, processes, None))

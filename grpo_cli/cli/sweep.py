@@ -67,7 +67,7 @@ def sweep(
 
     Every value is checked before the first run starts. A run that fails is a result, not an end.
     """
-    from grpo_cli.cli.reporter import TerminalReporter
+    from grpo_cli.cli.output import TerminalReporter
     from grpo_cli.recipe.loading import load_recipe
     from grpo_cli.sweep.plan import find_sweep
     from grpo_cli.sweep.run import check_sweep
@@ -107,7 +107,7 @@ def _run(
     request: "SweepRequest", runs: Path, parallel: int | None, old: "Sweep | None", *, quiet: bool
 ) -> "SweepResult":
     """Run a sweep to its end, or read the results of its Slurm jobs; if interrupted, say how to resume it."""
-    from grpo_cli.cli.reporter import TerminalReporter
+    from grpo_cli.cli.output import TerminalReporter
     from grpo_cli.reporter import Reporter
     from grpo_cli.sweep.job_array import read_job
     from grpo_cli.sweep.run import prepare_sweep, run_sweep

@@ -21,10 +21,10 @@ from grpo_cli.cli.output import print_json, show, stdout
 from grpo_cli.errors import UsageError
 
 if TYPE_CHECKING:
-    from grpo_cli.cli.reporter import TerminalReporter
+    from grpo_cli.cli.output import TerminalReporter
     from grpo_cli.launch.plan import LaunchPlan
     from grpo_cli.launch.prepare import PreparedRun
-    from grpo_cli.launch.submit import SubmittedJob
+    from grpo_cli.launch.slurm import SubmittedJob
     from grpo_cli.runs.folder import RunFolder
 
 RunId = Annotated[
@@ -64,7 +64,7 @@ def train(
     json: AsJson = False,
 ) -> None:
     """Train a recipe: check and probe it, create a run folder, launch, watch and summarise."""
-    from grpo_cli.cli.reporter import TerminalReporter
+    from grpo_cli.cli.output import TerminalReporter
     from grpo_cli.launch.prepare import ResumeRequest, prepare
 
     request = ResumeRequest(
@@ -76,7 +76,7 @@ def train(
             "--dashboard is gone. Fix: --set logging.report_to=[trackio], and run `trackio show` beside it"
         )
     if slurm:
-        from grpo_cli.launch.submit import run_as_job
+        from grpo_cli.launch.slurm import run_as_job
 
         trust = ["--trust-checkpoint"] * trust_checkpoint
         flags = (*["--force"] * force, *trust, *["--quiet"] * quiet)

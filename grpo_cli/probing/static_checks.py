@@ -7,8 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from grpo_cli.batch.inputs import batch_inputs
-from grpo_cli.batch.plan import plan_batch
+from grpo_cli.batch.plan import batch_inputs, plan_batch
 from grpo_cli.data.dropped import check_dropped
 from grpo_cli.data.mixing import spread_rows
 from grpo_cli.data.prompts import SYSTEM, render_template

@@ -11,8 +11,7 @@ from typing import Any
 
 from grpo_cli.analysis.held_out import SHARES, direction, sort_names
 from grpo_cli.analysis.metrics import Metric, group_reasons, say_metric
-from grpo_cli.batch.inputs import batch_inputs
-from grpo_cli.batch.plan import BatchPlan, plan_batch
+from grpo_cli.batch.plan import BatchPlan, batch_inputs, plan_batch
 from grpo_cli.recipe.comparison import flatten, list_choices
 from grpo_cli.report.summary import RunReport, Trend
 from grpo_cli.runs.metrics import PHASES, Series

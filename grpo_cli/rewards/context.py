@@ -2,8 +2,7 @@
 
 import math
 
-from grpo_cli.batch.inputs import batch_inputs
-from grpo_cli.batch.plan import plan_batch
+from grpo_cli.batch.plan import batch_inputs, plan_batch
 from grpo_cli.machine import read_hardware, resolve_num_processes
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.rewards.contract import RewardContext

@@ -9,8 +9,15 @@ from typing import Any
 
 from grpo_cli.checks.recipe import CheckedRecipe
 from grpo_cli.errors import UsageError
-from grpo_cli.launch.slurm import ArrayTask, JobArray, JobRequest, plan_job, read_queue, submit
-from grpo_cli.launch.submit import check_for_nodes
+from grpo_cli.launch.slurm import (
+    ArrayTask,
+    JobArray,
+    JobRequest,
+    check_for_nodes,
+    plan_job,
+    read_queue,
+    submit,
+)
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.reporter import Reporter
 from grpo_cli.runs.files import lock_folder

@@ -10,8 +10,7 @@ from accelerate.utils import parse_flag_from_env
 from datasets import Dataset
 from transformers.integrations import is_deepspeed_zero3_enabled
 
-from grpo_cli.batch.inputs import batch_inputs
-from grpo_cli.batch.plan import BatchPlan, plan_batch
+from grpo_cli.batch.plan import BatchPlan, batch_inputs, plan_batch
 from grpo_cli.data.build import BuiltData, build_datasets
 from grpo_cli.errors import RunError
 from grpo_cli.fast.completion_reader import CompletionReader, build_reader

@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 import yaml
 
-from grpo_cli.cli.errors import run_guarded
+from grpo_cli.cli.app import run_guarded
 from tests.in_process import run_command
 from tests.recipe_texts import GOOD, write_recipe
 

@@ -6,8 +6,7 @@ import shutil
 import pytest
 
 from grpo_cli.analysis.diagnosis.diagnosis import RULES
-from grpo_cli.cli.app import make_app
-from grpo_cli.cli.errors import run_guarded
+from grpo_cli.cli.app import make_app, run_guarded
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.metrics import append_record
 from grpo_cli.runs.status import StatusFile

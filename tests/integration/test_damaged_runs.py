@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from grpo_cli.cli.app import make_app
-from grpo_cli.cli.errors import run_guarded
+from grpo_cli.cli.app import make_app, run_guarded
 from grpo_cli.launch.plan import plan_launch
 from grpo_cli.launch.resume import begin_attempt, is_finished, plan_resumption
 from grpo_cli.machine import Hardware

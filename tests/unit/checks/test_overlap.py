@@ -2,8 +2,7 @@
 
 import pytest
 
-from grpo_cli.batch.inputs import batch_inputs
-from grpo_cli.batch.plan import plan_batch
+from grpo_cli.batch.plan import batch_inputs, plan_batch
 from grpo_cli.checks.generation import check_parts
 from grpo_cli.recipe.loading import load_tree
 from tests.contexts import make_context
