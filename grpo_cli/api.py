@@ -109,10 +109,11 @@ def train(
         Path(path), _as_flags(overrides), Path(runs), request, reporter, dry_run=False
     )
     probe = probe and prepared.is_new and not (resume and run_id)
-    report, _ = supervise(prepared, reporter, probe=probe)
-    if report.status.state == "failed":
-        raise RunError(f"{report.status.reason}. Fix: see {report.folder.log}")
-    return Run(report.folder)
+    supervise(prepared, reporter, probe=probe)
+    run = Run(prepared.folder)
+    if run.status.state == "failed":
+        raise RunError(f"{run.status.reason}. Fix: see {run.folder.log}")
+    return run
 
 
 def evaluate(

@@ -6,7 +6,7 @@ from grpo_cli.checks.context import CheckContext
 from grpo_cli.issues import Issue
 from grpo_cli.recipe.generation import GenerationConfig
 from grpo_cli.recipe.recipe import Recipe
-from grpo_cli.recipe.training import AsyncConfig, TrainingConfig
+from grpo_cli.recipe.training import TrainingConfig
 from grpo_cli.recipe.upstream_fields import read_fields
 
 _SYNC = "or set `training.mode: sync`"
@@ -39,10 +39,9 @@ def check_async(context: CheckContext) -> Iterator[Issue]:
     recipe = context.recipe
     training, ahead = recipe.training, recipe.training.asynchronous
     if training.mode == "sync":
-        if ahead != AsyncConfig.model_construct():
-            seen = "is read only if `mode` is `async`, and it is `sync`"
-            fix = "set `training.mode: async`, or remove it"
-            yield Issue(seen, fix, "training.asynchronous", level="warning")
+        seen = "is read only if `mode` is `async`, and it is `sync`"
+        fix = "set `training.mode: async`, or remove it"
+        yield Issue(seen, fix, "training.asynchronous", level="warning")
         return
     unit = "steps" if ahead.weight_sync_steps == 1 else f"times {ahead.weight_sync_steps} steps"
     seen = (

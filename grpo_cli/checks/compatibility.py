@@ -9,7 +9,9 @@ from typing import NamedTuple
 from grpo_cli.checks.context import CheckContext
 from grpo_cli.issues import Issue
 from grpo_cli.recipe.dataset import MixtureDataset
+from grpo_cli.recipe.generation import VllmConfig
 from grpo_cli.recipe.recipe import Recipe
+from grpo_cli.recipe.training import AsyncConfig
 
 VLLM, DURING, EPISODE_IMAGES = "generation.backend: vllm", "evaluation.during", "images of episodes"
 _TABLE = Path(__file__).with_name("compatibility.txt")
@@ -18,7 +20,12 @@ _IS_SET: dict[str, Callable[[Recipe], bool]] = {
     "dataset.streaming": lambda recipe: recipe.dataset.streams is not None,
     "dataset.sources": lambda recipe: isinstance(recipe.dataset, MixtureDataset),
     "generation.backend": lambda recipe: recipe.generation.backend != "transformers",
+    "generation.vllm": lambda recipe: (
+        recipe.generation.backend == "vllm"
+        or recipe.generation.vllm != VllmConfig.model_construct()
+    ),
     "generation.temperature": lambda recipe: recipe.generation.temperature != 1,
+    "generation.sampling_parts: 2 or more": lambda recipe: recipe.generation.sampling_parts > 1,
     "launch.num_machines: 2 or more": lambda recipe: recipe.launch.num_machines > 1,
     "launch.strategy": lambda recipe: recipe.launch.strategy not in ("auto", "single", "ddp"),
     "model.lora.bias": lambda recipe: _of_lora(recipe, "bias") not in (None, "none"),
@@ -27,6 +34,10 @@ _IS_SET: dict[str, Callable[[Recipe], bool]] = {
     EPISODE_IMAGES: lambda recipe: recipe.has_images and recipe.has_episodes,
     "no rewards": lambda recipe: not recipe.rewards,
     "no reward with a weight": lambda recipe: not recipe.learns_from_rewards,
+    "training.asynchronous": lambda recipe: (
+        recipe.training.mode == "async"
+        or recipe.training.asynchronous != AsyncConfig.model_construct()
+    ),
     "training.eval_strategy of scored data": lambda recipe: (
         not recipe.is_sampled and recipe.training.eval_strategy != "no"
     ),
@@ -34,7 +45,7 @@ _IS_SET: dict[str, Callable[[Recipe], bool]] = {
         recipe.setting("sync_ref_model") and recipe.kl_weight and recipe.model.lora
     ),
 }
-"""Names of the table that are not a field with any value, or with one of those named."""
+"""Names of the table, and of checks, that are not a field with any value, or with one of those named."""
 
 
 def _of_lora(recipe: Recipe, key: str) -> object:

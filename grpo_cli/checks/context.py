@@ -1,7 +1,7 @@
 """What checks read: a recipe with all that was derived from it once."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -109,13 +109,13 @@ def checks_on_cpu(launch: LaunchConfig, hardware: Hardware) -> bool:
     return is_on_cpu(launch, hardware) and (launch.use_cpu or launch.slurm is None)
 
 
-def collect(check: Callable[[], object]) -> list[Issue]:
-    """Return the problems that a function raises; none if it passes."""
+@contextmanager
+def collect(issues: list[Issue]) -> Iterator[None]:
+    """Add the problems that the body raises to `issues`."""
     try:
-        check()
+        yield
     except ProblemsError as error:
-        return error.problems
-    return []
+        issues += error.problems
 
 
 class KindRegistry(NamedTuple):

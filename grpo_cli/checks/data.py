@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -96,8 +95,10 @@ def _check_dataset(
     issues = [*seen.problems, *check_made_columns(dataset)]
     if seen.columns is None:
         for key, text in find_templates(dataset):
-            issues += collect(partial(template_columns, text, f"dataset.prompt.{key}"))
-        issues += collect(lambda: check_columns(dataset.columns, None))
+            with collect(issues):
+                template_columns(text, f"dataset.prompt.{key}")
+        with collect(issues):
+            check_columns(dataset.columns, None)
         issues += _check_conditions(context, dataset, None, _make_batch([], frozenset()))
     else:
         issues += _check_training_rows(context, dataset, seen, rewards, everywhere)
@@ -185,18 +186,23 @@ def _check_split(
 ) -> tuple[Batch, list[Issue]]:
     """Check columns and prompts of a split; return its first rows as rewards will get them, unanswered."""
     rows: list[Row] = []
+    found: list[Issue] = []
     sample = split.sample if split else ()
-    found = collect(lambda: check_columns(dataset.columns, sorted(columns), names.split))
+    with collect(found):
+        check_columns(dataset.columns, sorted(columns), names.split)
     extracts = not found
     found += _check_prompt(dataset, columns, names.split, sample)
     known = columns | set(dataset.columns)
-    found += collect(partial(check_image_columns, dataset.prompt.images, known, names.split))
+    with collect(found):
+        check_image_columns(dataset.prompt.images, known, names.split)
     # Of reasoning-gym only the columns are known, and no row.
     if extracts and split:
         found += split.column_problems
         kept = islice(split.kept.items(), SAMPLE_ROWS)
         rows = [{**row, "row_id": place} for place, row in kept]
-    found = found or collect(partial(_try_prompts, dataset, rows, names))
+    if not found:
+        with collect(found):
+            _try_prompts(dataset, rows, names)
     issues = found or [
         *check_left_out(dataset, split.rows if split else (), rows, names),
         *check_texts_of_rows(dataset, rows, names.split),

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import partial
 
 from pydantic import ValidationError
 
@@ -41,7 +40,9 @@ def check_difficulty(context: CheckContext) -> Iterator[Issue]:
         yield from problems
         if config.samples is not None and not problems:
             right = right_answers(recipe.rewards, config.reward)
-            yield from collect(partial(read_solve_rates, config.samples, right))
+            with collect(problems):
+                read_solve_rates(config.samples, right)
+            yield from problems
     if seen is not None and seen.columns is not None:
         yield from _check_drawn_by(recipe, config, seen)
 
@@ -98,9 +99,8 @@ def _check_drawn_by(recipe: Recipe, config: DifficultyConfig, seen: Preview) -> 
             text = f"there is no column `{name}`; there are {show_names(sorted(columns))}"
             yield Issue(text, suggest(name, columns, "name one of these"), f"{_DIFFICULTY}.{key}")
         elif name is not None and key != "by":
-            yield from collect(partial(_read_numbers, key, name, seen))
-
-
-def _read_numbers(key: str, column: str, seen: Preview) -> None:
-    for row in seen.sample:
-        read_number(key, column, row.get(column))
+            problems: list[Issue] = []
+            with collect(problems):
+                for row in seen.sample:
+                    read_number(key, name, row.get(name))
+            yield from problems

@@ -125,7 +125,7 @@ def check_parts(context: CheckContext) -> Iterator[Issue]:
         for place, entry in enumerate(recipe.rewards)
         if place in params
     )
-    if parts > 1 and not has_waiting:
+    if not has_waiting:
         seen = "no reward waits for anything, so batches are sampled whole"
         fix = "remove it; a `python` reward takes part if its function is `async`, or it has a `timeout_s`"
         yield Issue(seen, fix, path, level="note")

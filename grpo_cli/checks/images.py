@@ -2,6 +2,7 @@
 
 import importlib.util
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from grpo_cli.checks.context import CheckContext
@@ -69,15 +70,13 @@ def _check(value: object, folder: Path | None, *, decodes: bool) -> None:
 
 def find_unused_images(recipe: Recipe, rows: Sequence[Row]) -> Iterator[Issue]:
     """Find columns with images of a model that reads images; no prompt of the rows names any."""
-    try:
-        reads = reads_images(recipe.model)
-    except RecipeError:
-        return  # `check_model` tells
-    for name in columns_of(rows) if reads else ():
+    for name in columns_of(rows):
         values = [value for row in rows for _, value in image_values(row, [name])]
-        if values and all(map(_is_picture, values)):
-            seen = f"the column `{name}` holds images, which the prompts leave out"
-            yield Issue(seen, f"set `{_PLACE}: {name}`", "dataset.prompt", level="note")
+        # `check_model` reports a model that cannot be found.
+        with suppress(RecipeError):
+            if values and all(map(_is_picture, values)) and reads_images(recipe.model):
+                seen = f"the column `{name}` holds images, which the prompts leave out"
+                yield Issue(seen, f"set `{_PLACE}: {name}`", "dataset.prompt", level="note")
 
 
 def _is_picture(value: object) -> bool:

@@ -9,7 +9,7 @@ from grpo_cli.checks.context import CheckContext
 from grpo_cli.errors import install_extra, pip
 from grpo_cli.input_files import find_fault
 from grpo_cli.issues import Issue, Level
-from grpo_cli.machine import Hardware, is_on_cpu
+from grpo_cli.machine import Hardware
 from grpo_cli.recipe.launch import KEEPS_FLOAT32, LaunchConfig
 from grpo_cli.recipe.recipe import Recipe
 
@@ -50,7 +50,7 @@ def check_gpus(recipe: Recipe, processes: int, hardware: Hardware) -> Iterator[I
     """Find processes without a GPU, GPUs without a process, and a lone process with nothing to share."""
     launch = recipe.launch
     gpus = (hardware.gpus - recipe.generation.managed_gpus) * launch.num_machines
-    if launch.slurm is not None or is_on_cpu(launch, hardware) or gpus <= 0:
+    if launch.slurm is not None or launch.use_cpu or gpus <= 0:
         return
     if gpus < processes:
         seen = f"{processes} processes need a GPU each, and training has {gpus}"

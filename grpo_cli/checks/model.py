@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 from grpo_cli.checks.context import CheckContext, collect
@@ -10,7 +9,7 @@ from grpo_cli.checks.launch import has_module
 from grpo_cli.data.mixing import place_issues
 from grpo_cli.data.prompts import resolve_style
 from grpo_cli.data.rows import suggest
-from grpo_cli.errors import RecipeError, install_extra
+from grpo_cli.errors import install_extra
 from grpo_cli.issues import Issue
 from grpo_cli.models.folder import (
     check_folder,
@@ -49,12 +48,13 @@ def check_model(context: CheckContext) -> Iterator[Issue]:
 
 
 def _check_source(model: ModelConfig) -> Iterator[Issue]:
-    yield from collect(partial(read_chat_template, model))
+    issues: list[Issue] = []
     source = None
-    try:
+    with collect(issues):
+        read_chat_template(model)
+    with collect(issues):
         source = resolve_source(model)
-    except RecipeError as error:
-        yield from error.problems
+    yield from issues
     is_gguf = source.kind == "gguf" if source else model.path.endswith(".gguf")
     if is_gguf and not has_module("gguf"):
         seen = "reading a GGUF file needs the package gguf, which is not installed"
@@ -92,7 +92,9 @@ def _check_template(recipe: Recipe) -> Iterator[Issue]:
     template = read_source_template(recipe.model)
     if template is not None:
         for place, part in enumerate(recipe.dataset.parts):
-            found = collect(partial(resolve_style, part.prompt, bool(template)))
+            found: list[Issue] = []
+            with collect(found):
+                resolve_style(part.prompt, bool(template))
             yield from place_issues(found, place, part.source_name)
     words = _NO_VARIABLES.union(re.findall(r"\w+", template or ""))
     for name in recipe.setting("chat_template_kwargs") or {}:

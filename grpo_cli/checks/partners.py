@@ -337,10 +337,11 @@ def _check_needed(recipe: Recipe) -> Iterator[Issue]:
         seen = f"is needed with `optim: {optimizer}`: the modules whose gradients it projects"
         fix = "set `training.optim_target_modules: all-linear`"
         yield Issue(seen, fix, "training.optim_target_modules")
-    config = read_config(recipe.model)
-    if recipe.setting("router_aux_loss_coef") and config and "expert" not in str(config):
-        seen = "weighs the routing loss of a mixture of experts, and this model has no experts"
-        yield Issue(seen, "remove it", "training.router_aux_loss_coef")
+    if recipe.setting("router_aux_loss_coef"):
+        config = read_config(recipe.model)
+        if config and "expert" not in str(config):
+            seen = "weighs the routing loss of a mixture of experts, and this model has no experts"
+            yield Issue(seen, "remove it", "training.router_aux_loss_coef")
 
 
 def _check_reentrant(recipe: Recipe, processes: int) -> Iterator[Issue]:

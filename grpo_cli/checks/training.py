@@ -8,7 +8,6 @@ from grpo_cli.checks.context import CheckContext
 from grpo_cli.checks.partners import CLIPPED
 from grpo_cli.errors import install_extra
 from grpo_cli.issues import Issue, Level
-from grpo_cli.machine import is_on_cpu
 from grpo_cli.recipe.launch import KEEPS_FLOAT32
 from grpo_cli.recipe.loading import LoadedRecipe
 from grpo_cli.recipe.model import LORA, rates_of
@@ -144,8 +143,7 @@ def check_precision(context: CheckContext) -> Iterator[Issue]:
 
     Source: trl 1.16, `GRPOTrainer._generate_single_turn`, `unwrapped_model.to(torch.bfloat16)`.
     """
-    recipe, hardware = context.recipe, context.hardware
-    cpu = is_on_cpu(recipe.launch, hardware)
+    recipe, cpu = context.recipe, context.on_cpu
     extras = recipe.training.extras
     if extras.get("fp16") and extras.get("bf16"):
         seen = "`fp16` and `bf16` are both true, and a model is computed in one precision"
@@ -180,7 +178,7 @@ def check_precision(context: CheckContext) -> Iterator[Issue]:
         seen = f"before each sampling it turns the whole model to {mixed}, and rounds the trained weights with it"
         fix = "set `backend: vllm` or `backend: transformers`, or `training.bf16: false`"
         yield Issue(seen, fix, "generation.backend")
-    if not cpu or hardware.bfloat16 is not False:
+    if not cpu or context.hardware.bfloat16 is not False:
         return
     for path, is_set, value in (
         ("model.dtype", dtype == "bfloat16", "auto"),

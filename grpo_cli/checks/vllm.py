@@ -7,7 +7,6 @@ from grpo_cli.checks.context import CheckContext
 from grpo_cli.issues import Issue
 from grpo_cli.machine import Hardware, is_on_cpu, resolve_num_processes
 from grpo_cli.models.source import read_config
-from grpo_cli.recipe.generation import VllmConfig
 from grpo_cli.recipe.recipe import Recipe
 
 _COLOCATED_SHARE = 0.5
@@ -73,8 +72,7 @@ def check_vllm(context: CheckContext) -> Iterator[Issue]:
         yield Issue(seen, fix, path)
     elif recipe.generation.backend == "vllm":
         yield from _check_sharing(recipe, hardware)
-    # A resolved recipe holds the defaults too.
-    elif recipe.is_sampled and vllm != VllmConfig.model_construct():
+    elif recipe.is_sampled:
         seen = f"has no effect: completions are sampled by {recipe.generation.backend}"
         fix = "set `generation.backend: vllm`, or remove it"
         yield Issue(seen, fix, "generation.vllm", level="warning")

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from itertools import islice
 
 from grpo_cli.checks.context import CheckContext, collect
@@ -98,13 +97,16 @@ def _check_answers(
     names = seen.train.names if seen.train else RowNames("training")
     yield from check_fixed(warmup.answer or (), columns, _ANSWER)
     for text in warmup.answer or ():
-        found = collect(partial(template_columns, text, _ANSWER))
+        found: list[Issue] = []
+        with collect(found):
+            template_columns(text, _ANSWER)
         missing = [] if found else sorted(template_columns(text, _ANSWER) - columns)
         for name in missing:
             message = f"the template names `{name}`, which is not a column; there are {show_names(columns)}"
             found.append(Issue(message, suggest(name, columns, "name one of these"), _ANSWER))
-        yield from found
         # Columns that the recipe makes are there only once the data is built.
         if not found and template_columns(text, _ANSWER) <= own:
             for place, row in _sample_rows(seen):
-                yield from collect(partial(render_template, text, row, names(place), _ANSWER))
+                with collect(found):
+                    render_template(text, row, names(place), _ANSWER)
+        yield from found

@@ -95,14 +95,17 @@ def train(
 def _run(
     prepared: "PreparedRun", reporter: "TerminalReporter", *, probe: bool, as_json: bool
 ) -> int:
-    from grpo_cli.cli.summary import print_summary
     from grpo_cli.launch.train import RefusedError, train
 
     try:
-        summary, code = train(prepared, reporter, probe=probe)
+        code = train(prepared, reporter, probe=probe)
     except RefusedError as refused:
         reporter.refused(refused)
         return refused.exit_code
+    from grpo_cli.cli.summary import print_summary
+    from grpo_cli.report.summary import RunReport
+
+    summary = RunReport(prepared.folder)
     if as_json:
         print_json(summary.summary_json())
     else:

@@ -115,7 +115,15 @@ def plan_launch(
     single = strategy == "single"
     launcher = () if single else _accelerate(launch, processes, RunFolder(run).accelerate)
     module = run_module(worker) if single else ("-m", worker)
-    server_devices = () if device == "cpu" else _split_devices(recipe, hardware)[1]
+    server = None
+    if recipe.generation.has_managed_server:
+        devices = () if device == "cpu" else _split_devices(recipe, hardware)[1]
+        server = plan_managed_server(
+            recipe,
+            location or ServerLocation(),
+            device=device,
+            visible_devices=hardware.select(devices),
+        )
     return LaunchPlan(
         argv=(*launcher, *module, str(run)),
         environment=_environment(recipe, processes, hardware, cpu=device == "cpu"),
@@ -133,12 +141,7 @@ def plan_launch(
             processes,
             mixed_precision=recipe.training.mixed_precision(cpu=device == "cpu"),
         ),
-        server=plan_managed_server(
-            recipe,
-            location or ServerLocation(),
-            device=device,
-            visible_devices=hardware.select(server_devices),
-        ),
+        server=server,
     )
 
 

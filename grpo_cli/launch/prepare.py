@@ -180,9 +180,8 @@ class _Start:
 
     def _ready(self, folder: RunFolder, **how: Any) -> PreparedRun:
         recipe = self.checked.recipe
-        plan = plan_launch(
-            recipe, folder.path, self.hardware, location=find_server_location(recipe)
-        )
+        location = find_server_location(recipe) if recipe.generation.has_managed_server else None
+        plan = plan_launch(recipe, folder.path, self.hardware, location=location)
         return PreparedRun(folder, plan, recipe, self.origin, self.checked.loaded.place, **how)
 
     def in_named(self, folder: RunFolder) -> PreparedRun:

@@ -129,9 +129,7 @@ class ServerLocation:
 
 
 def find_server_location(recipe: Recipe) -> ServerLocation:
-    """Return the vLLM command, model and free ports if the recipe has a managed server; else the defaults."""
-    if not recipe.generation.has_managed_server:
-        return ServerLocation()
+    """Return the vLLM command, model and free ports of a managed server."""
     model = model_folder_or_id(recipe.model)
     return ServerLocation(find_vllm() or VLLM_SERVE, model, pick_free_port(), pick_free_port())
 
@@ -231,10 +229,8 @@ def plan_managed_server(
     *,
     device: Literal["cpu", "cuda"],
     visible_devices: Mapping[str, str],
-) -> ManagedServer | None:
-    """Return the server that is started with the training, if the recipe has one."""
-    if not recipe.generation.has_managed_server:
-        return None
+) -> ManagedServer:
+    """Return the server that is started with the training."""
     vllm = recipe.generation.vllm
     plan = plan_training_server(
         recipe,

@@ -181,15 +181,12 @@ class ServerWatch:
 
 @contextmanager
 def watched(
-    plan: ManagedServer | None,
+    plan: ManagedServer,
     log: Path,
     tell: Callable[[str], None],
     force: Callable[[], bool],
-) -> Iterator[ServerWatch | None]:
-    """Run a server for as long as the training runs; None if the plan has none."""
-    if plan is None:
-        yield None
-        return
+) -> Iterator[ServerWatch]:
+    """Run a server for as long as the training runs."""
     watch = ServerWatch(plan, log, tell)
     try:
         yield watch

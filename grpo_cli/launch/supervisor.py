@@ -88,7 +88,11 @@ def supervise(
     with (
         signals.installed(),
         folder.log.open("ab") as output,
-        watched(plan.server, folder.server_log, on_notice, lambda: signals.count > 1) as server,
+        (
+            watched(plan.server, folder.server_log, on_notice, lambda: signals.count > 1)
+            if plan.server
+            else contextlib.nullcontext()
+        ) as server,
         child(
             plan.argv,
             env=plan.add_environment(os.environ),

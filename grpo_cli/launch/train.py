@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from grpo_cli.errors import ExitCode, GrpoError, RunError
 from grpo_cli.issues import Issue
@@ -20,14 +20,14 @@ from grpo_cli.launch.resume import begin_attempt
 from grpo_cli.launch.supervisor import Outcome, supervise
 from grpo_cli.processes import child, run_module
 from grpo_cli.recipe.episode import EpisodeConfig
-from grpo_cli.report.live import ProgressView
-from grpo_cli.report.page import write_report
-from grpo_cli.report.summary import RunReport
 from grpo_cli.reporter import Reporter
 from grpo_cli.runs.checkpoints import restore
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.status import State, Status, StatusFile
 from grpo_cli.runs.trackers import read_trackers
+
+if TYPE_CHECKING:
+    from grpo_cli.report.live import ProgressView
 
 
 class RefusedError(GrpoError):
@@ -41,16 +41,13 @@ class RefusedError(GrpoError):
         super().__init__(output or "\n".join(map(str, issues)))
 
 
-def train(prepared: PreparedRun, reporter: Reporter, *, probe: bool) -> tuple[RunReport, int]:
-    """Launch a prepared run and follow it until it ends.
+def train(prepared: PreparedRun, reporter: Reporter, *, probe: bool) -> int:
+    """Launch a prepared run, follow it until it ends, and return the exit code.
 
     Args:
         prepared: The run.
         reporter: Told what happens.
         probe: Whether `grpo probe --quick` runs first; the workers load their libraries meanwhile.
-
-    Returns:
-        The summary of the run, and the exit code.
 
     Raises:
         RefusedError: The probe found errors. The run folder has been removed.
@@ -58,7 +55,7 @@ def train(prepared: PreparedRun, reporter: Reporter, *, probe: bool) -> tuple[Ru
     """
     folder = prepared.folder
     if prepared.finished:
-        return RunReport(folder), ExitCode.OK
+        return ExitCode.OK
     try:
         with folder.lock():
             before = StatusFile(folder.status).read().state
@@ -75,7 +72,7 @@ def train(prepared: PreparedRun, reporter: Reporter, *, probe: bool) -> tuple[Ru
             folder.path.parent.rmdir()
             folder.path.parent.parent.rmdir()
         raise
-    return RunReport(folder), _exit_code(outcome)
+    return _exit_code(outcome)
 
 
 def _restore_unless_trained(
@@ -254,7 +251,7 @@ class _Display:
             # The terminal has been closed.
             pass
         except Exception as error:
-            self._view = ProgressView()
+            self._view = Reporter().view(self._prepared.folder, from_now=True)
             self._reporter.say(f"the display failed ({error!r}) and is off; training continues")
 
 
@@ -279,5 +276,7 @@ def write_page(folder: RunFolder, reporter: Reporter) -> Path | None:
     """Write the report of a run; None if plotly is missing or there is nothing to draw."""
     if importlib.util.find_spec("plotly") is None or not folder.metrics.is_file():
         return None
+    from grpo_cli.report.page import write_report
+
     with reporter.progress("writing the report"):
         return write_report([folder.path], None)

@@ -24,6 +24,7 @@ from torch.distributed import run as torchrun
 
 from grpo_cli import machine
 from grpo_cli.checks import launch as launch_checks
+from grpo_cli.checks.compatibility import is_set
 from grpo_cli.checks.slurm import check_slurm
 from grpo_cli.checks.vllm import check_vllm
 from grpo_cli.launch.plan import LaunchPlan, plan_launch
@@ -157,12 +158,11 @@ def load(mode: str):
 def refuse(recipe, hardware: Hardware) -> list[str]:
     """Return the errors of the checks, with vLLM and DeepSpeed installed."""
     context = make_context(recipe, hardware)
-    with (
-        mock.patch.object(launch_checks, "has_module", give(True)),
-        mock.patch.object(launch_checks, "has_module", give(True)),
-    ):
+    with mock.patch.object(launch_checks, "has_module", give(True)):
         issues = [*launch_checks.check_launch(context), *launch_checks.check_packages(context)]
-    issues += [*check_slurm(context), *check_vllm(context)]
+    issues += check_slurm(context)
+    if is_set(recipe, "generation.vllm"):
+        issues += check_vllm(context)
     return [
         f"{each.path}: {each.seen}. Fix: {each.fix}" for each in issues if each.level == "error"
     ]
