@@ -5,7 +5,7 @@ import pytest
 from grpo_cli.checks.asynchronous import check_async
 from grpo_cli.checks.compatibility import check_compatibility
 from grpo_cli.recipe.recipe import Recipe
-from tests.contexts import make_context
+from tests.contexts import make_context, run_check
 
 PLAIN = {
     "name": "sums",
@@ -25,7 +25,7 @@ def check(**changes):
         for name in PLAIN
     }
     context = make_context(Recipe.model_validate({**merged, **changes}))
-    return [*check_async(context), *check_compatibility(context)]
+    return [*run_check(check_async, context), *check_compatibility(context)]
 
 
 def test_what_it_can_do_is_noted_as_experimental():

@@ -5,7 +5,7 @@ import pytest
 from grpo_cli.batch.plan import batch_inputs, plan_batch
 from grpo_cli.checks.generation import check_parts
 from grpo_cli.recipe.loading import load_tree
-from tests.contexts import make_context
+from tests.contexts import make_context, run_check
 from tests.recipe_texts import GOOD, write_recipe
 
 OWN = "async def asked(completions, **kwargs): ...\n\n\ndef counted(completions, **kwargs): ...\n"
@@ -31,7 +31,7 @@ def test_parts_are_noted_where_no_reward_waits(tmp_path, monkeypatch, reward, pa
     text = text.replace("num_generations: 4", f"num_generations: 2\n  sampling_parts: {parts}")
     loaded = load_tree(write_recipe(tmp_path, text))
     plan = plan_batch(batch_inputs(loaded.recipe, 1, 100, None))
-    found = list(check_parts(make_context(loaded, plan=plan)))
+    found = run_check(check_parts, make_context(loaded, plan=plan))
     assert [(each.path, each.level) for each in found] == [
         ("generation.sampling_parts", "note")
     ] * told

@@ -24,7 +24,6 @@ from torch.distributed import run as torchrun
 
 from grpo_cli import machine
 from grpo_cli.checks import launch as launch_checks
-from grpo_cli.checks.compatibility import is_set
 from grpo_cli.checks.slurm import check_slurm
 from grpo_cli.checks.vllm import check_vllm
 from grpo_cli.launch.plan import LaunchPlan, plan_launch
@@ -32,7 +31,7 @@ from grpo_cli.launch.server_plan import ServerLocation
 from grpo_cli.machine import Hardware, read_hardware
 from grpo_cli.recipe.launch import LaunchConfig, Strategy
 from grpo_cli.recipe.loading import load_recipe
-from tests.contexts import make_context
+from tests.contexts import make_context, run_check
 from tests.recipe_texts import write_recipe
 
 FOLDER = Path(__file__).parent / "plans"
@@ -160,9 +159,7 @@ def refuse(recipe, hardware: Hardware) -> list[str]:
     context = make_context(recipe, hardware)
     with mock.patch.object(launch_checks, "has_module", give(True)):
         issues = [*launch_checks.check_launch(context), *launch_checks.check_packages(context)]
-    issues += check_slurm(context)
-    if is_set(recipe, "generation.vllm"):
-        issues += check_vllm(context)
+    issues += [*run_check(check_slurm, context), *run_check(check_vllm, context)]
     return [
         f"{each.path}: {each.seen}. Fix: {each.fix}" for each in issues if each.level == "error"
     ]
