@@ -14,8 +14,7 @@ from grpo_cli.convert.script_account import (
     ALL_SECTIONS,
     Bound,
     find_other_package,
-    is_config,
-    is_trainer,
+    kind_of,
 )
 from grpo_cli.convert.script_model import ScriptModel
 from grpo_cli.convert.script_values import (
@@ -80,16 +79,17 @@ class Script(ScriptModel):
 
     def _find_trainer(self) -> Object | None:
         """Return the trainer that the script makes; None if it makes a config only."""
-        trainers = [made for made in self.made if is_trainer(made)]
-        for made in () if self.is_asked else [*trainers, *filter(is_config, self.made)]:
+        trainers = [made for made in self.made if kind_of(made) == "trainer"]
+        configs = [made for made in self.made if kind_of(made) == "config"]
+        for made in () if self.is_asked else [*trainers, *configs]:
             # A trainer of another name is noted as one whose code is not read.
-            if is_trainer(made) and made.last_name != "GRPOTrainer":
+            if made in trainers and made.last_name != "GRPOTrainer":
                 continue
             if package := find_other_package(made, self.file.parent):
                 cause = f"has {made.last_name} from `{package}`, which is not TRL"
                 fix = "if it takes what TRL's takes, read it as TRL's with `--from trl`"
                 raise recipe_error(cause, fix, location=self.place(made.node))
-        if not trainers and not any(map(is_config, self.made)):
+        if not trainers and not configs:
             raise self._refuse("makes neither a GRPOTrainer nor a GRPOConfig of TRL")
         return self._pick(trainers, "GRPOTrainer")
 
@@ -137,13 +137,9 @@ class Script(ScriptModel):
         bases = trainer.cls.ancestry() if trainer.cls is not None else []
         for cls in [each for each in bases if isinstance(each, Class)]:
             for name, value in cls.attrs.items():
-                if isinstance(value, Function):
+                if isinstance(value, Function) and name != "__init__":
                     reason = "code of the script's own trainer; recipes train with TRL's"
                     self.drop(f"{cls.name}.{name}", value.node, reason)
-                    if name == "__init__" and "args" not in bound:
-                        fix = "it is not read; write what it gives GRPOTrainer"
-                        self.leave("training", None, value.node, fix)
-                        self.report.unread |= {*ALL_SECTIONS}
         if trainer.cls is None and is_own:
             reason = "its own code is not read, and recipes train with TRL's GRPOTrainer"
             self.drop(code_of(getattr(trainer.node, "func", trainer.node)), trainer.node, reason)
@@ -151,9 +147,9 @@ class Script(ScriptModel):
 
     def _take_config(self, trainer: Object | None, at: tuple[Value, ast.AST] | None) -> None:
         value, node = at or (None, ast.Constant(None))
-        configs, passes = self.find(value, is_config)
+        configs, passes = self.find(value, "config")
         if trainer is None:
-            configs = list(filter(is_config, self.made))
+            configs = [made for made in self.made if kind_of(made) == "config"]
         config = self._pick(configs, "GRPOConfig") if trainer is None else None
         if config is None and configs:
             config = configs[0]
@@ -165,7 +161,6 @@ class Script(ScriptModel):
             self.leave("training", value, node, fix)
             self.report.unread |= {"training", "generation", "logging"}
         for made in passes if config is not None else ():
-            self.done.add(id(made))
             self.leave_change(made)
         settings = self.bind(config, ["output_dir"]) if config is not None else {}
         for change in self.evaluator.assignments:
@@ -174,7 +169,7 @@ class Script(ScriptModel):
             # Items are those of `vars(config)`.
             name = change.key[1] if isinstance(change.key, tuple) else change.key
             if is_meant and isinstance(owner, Object) and isinstance(name, str):
-                self.done.add(id(change))
+                self.account(change.node)
                 is_lost = change.condition and change.key not in owner.attrs
                 after = Object(change.node) if is_lost else owner.attrs[change.key]
                 at_call = isinstance(change.node, ast.Call)
@@ -190,9 +185,8 @@ class Script(ScriptModel):
                 fix = f"write what it holds: {self.advice_for(each)}"
                 self.leave("training", each, at, fix)
             self.report.unread |= {"training", "generation", "logging"}
-        elif "." in name:
-            self.drop(name, node, "an argument of the script's own config; what that sets is taken")
         elif name == "vllm_sampling_params" and isinstance(value, Object) and value.is_call:
+            self.account(node)
             self._take_sampling(value)
         elif data is not MISSING:
             self.put(name, data, node)
@@ -257,7 +251,7 @@ class Script(ScriptModel):
             return
         self.put("reward_funcs", [self._name_reward(item) for item in items], node)
         is_own = any((each.entry or {}).get("kind") == "python" for each in self.rewards.values())
-        trains = any(is_trainer(made) and not made.condition for made in self.made)
+        trains = any(kind_of(made) == "trainer" and not made.condition for made in self.made)
         tests = [code_of(each.test) for each in self.body if isinstance(each, ast.If)]
         if is_own and self.file.suffix == ".ipynb":
             text = f"copy the reward functions of {self.file.name} into {self.path}"
@@ -325,7 +319,6 @@ class Script(ScriptModel):
                 self.drop(f"GRPOTrainer.{name}", node, read_keys("script-trainer")[name])
         for made in self.made:
             if trainer is not None and made.owner is trainer and made.name == "add_callback":
-                self.done.add(id(made))
                 self.drop(code_of(made.node, 120), made.node, _NO_CALLBACKS)
 
 

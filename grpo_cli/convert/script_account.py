@@ -3,7 +3,7 @@
 import ast
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -22,10 +22,12 @@ from grpo_cli.convert.script_values import (
     code_of,
     default_of,
     line_of,
+    parts_of,
     plain,
     reachable,
     root_of,
 )
+from grpo_cli.convert.trl import find_home
 from grpo_cli.issues import Location
 from grpo_cli.recipe.yaml_tree import Node, as_node, read_source
 
@@ -37,15 +39,24 @@ Bound = dict[str, tuple[Value, ast.AST]]
 """Arguments of a call by name, with the code of each."""
 
 
-def is_trainer(made: Object) -> bool:
-    """Return whether a call makes a trainer for GRPO."""
-    is_grpo = "GRPO" in made.name.upper() or "reward_funcs" in (made.args or {})
-    return made.is_call and made.last_name.endswith("Trainer") and is_grpo
-
-
-def is_config(made: Object) -> bool:
-    """Return whether a call makes a config of such a trainer."""
-    return made.is_call and made.last_name.endswith("Config") and "GRPO" in made.last_name
+def kind_of(made: Object) -> str:
+    """Return which part of a training a call makes; empty for another."""
+    (loader, _, last), args = made.name.rpartition("."), made.args or {}
+    if not made.is_call:
+        return ""
+    if last.endswith("Trainer") and ("GRPO" in made.name.upper() or "reward_funcs" in args):
+        return "trainer"
+    if last.endswith("Config") and "GRPO" in last:
+        return "config"
+    if last in ("get_peft_model", "LoraConfig", "BitsAndBytesConfig"):
+        return "adapter"
+    if last == "from_pretrained":
+        is_adapter = "Peft" in loader and "Auto" not in loader
+        if loader.endswith(("Tokenizer", "Processor", "TokenizerFast")):
+            return "tokenizer"
+        return "adapter" if is_adapter or loader.endswith("Config") else "model"
+    is_rows = last in ("load_dataset", "load_from_disk") or made.name.startswith("pandas.read_")
+    return "rows" if is_rows or ".Dataset.from_" in f".{made.name}" else ""
 
 
 def find_other_package(made: Object, folder: FilePath) -> str:
@@ -61,79 +72,31 @@ def find_other_package(made: Object, folder: FilePath) -> str:
     return "" if is_ours else package
 
 
-def is_tokenizer(made: Object) -> bool:
-    """Return whether a call loads a tokenizer or a processor."""
-    loader, _, method = made.name.rpartition(".")
-    return method == "from_pretrained" and loader.endswith(
-        ("Tokenizer", "Processor", "TokenizerFast")
-    )
-
-
-def is_model(made: Object) -> bool:
-    """Return whether a call loads a model, or an adapter without naming its base."""
-    loader, _, method = made.name.rpartition(".")
-    others = is_tokenizer(made) or loader.endswith("Config")
-    is_adapter = "Peft" in loader and "Auto" not in loader
-    return made.is_call and method == "from_pretrained" and not others and not is_adapter
-
-
-def is_rows(made: Object) -> bool:
-    """Return whether a call loads rows."""
-    is_loader = made.last_name in ("load_dataset", "load_from_disk")
-    is_loader = is_loader or made.name.startswith("pandas.read_")
-    return made.is_call and (is_loader or ".Dataset.from_" in f".{made.name}")
-
-
-def is_other(made: Object) -> bool:
-    """Return whether a call makes no part of a training that is known by its name."""
-    parts = ("from_pretrained", "get_peft_model", "LoraConfig", "BitsAndBytesConfig")
-    is_part = is_trainer(made) or is_config(made) or is_rows(made)
-    return not (is_part or made.last_name in parts)
+def role_of(value: Value | None) -> str:
+    """Return which part of a training a value belongs to; empty for another."""
+    root = root_of(value)
+    if not isinstance(root, Object):
+        return ""
+    if root.is_import and "GRPOTrainer" in root.last_name:
+        return "trainer"
+    kind = kind_of(root)
+    if not kind and root.is_call and root is not value:
+        args = [*(root.args or {}).values()]
+        args += [each for arg in args if isinstance(arg, Literal) for each in parts_of(arg)]
+        # An item of rows, such as a text, is not rows.
+        is_given = any(role_of(each) == "rows" and not is_item(each) for each in args)
+        return "rows" if is_given else ""
+    # unsloth returns the tokenizer with the model.
+    while kind == "model" and isinstance(value, Object) and value is not root:
+        if value.name == "[1]":
+            return "tokenizer"
+        value = value.owner
+    return "model" if kind == "adapter" else kind
 
 
 def is_item(value: Value) -> bool:
     """Return whether a value is an item of something."""
     return isinstance(value, Object) and value.name.startswith("[")
-
-
-def role_of(value: Value | None) -> str:
-    """Return which part of a training a value belongs to; empty for another."""
-    root = root_of(value)
-    if root is not value and isinstance(root, Object) and root.is_call and is_other(root):
-        given = [Literal(root.node, [*(root.args or {}).values()]), *(root.args or {}).values()]
-        lists = [each.data for each in given if isinstance(each, Literal)]
-        objects = [each for data in lists if isinstance(data, list | tuple) for each in data]
-        # An item of rows, such as a text, is not rows.
-        is_given = any(role_of(each) == "rows" and not is_item(each) for each in objects)
-        return "rows" if is_given else ""
-    if isinstance(root, Object) and root.is_import and "GRPOTrainer" in root.last_name:
-        return "trainer"
-    if not isinstance(root, Object) or not root.is_call:
-        return ""
-    if is_trainer(root) or is_config(root):
-        return "trainer" if is_trainer(root) else "config"
-    if root.last_name == "from_pretrained":
-        # unsloth returns the tokenizer with the model.
-        while isinstance(value, Object) and value is not root:
-            if value.name == "[1]":
-                return "tokenizer"
-            value = value.owner
-        return "tokenizer" if is_tokenizer(root) else "model"
-    is_part = root.last_name in ("get_peft_model", "LoraConfig", "BitsAndBytesConfig")
-    return "model" if is_part else "rows" if is_rows(root) else ""
-
-
-def _find_results(bound: Bound) -> dict[int, str]:
-    """Return the roles of what the trainer gets from functions that are not read, by id."""
-    parts = {"model": "model", "processing_class": "tokenizer"}
-    return {
-        id(each): parts[name]
-        for name, (value, _) in bound.items()
-        for each in (value, *(value.parts if isinstance(value, Choice) else ()))
-        if name in parts
-        and isinstance(each, Object)
-        and (each.is_call or each.name.startswith("["))
-    }
 
 
 def code_of_call(made: Object, longest: int = 120) -> str:
@@ -171,9 +134,10 @@ class ScriptAccount:
         """Keys of the recipe that no config of TRL has: key of the report, value and code."""
         self.condition = ""
         """That under which the script makes the trainer."""
-        self.done: set[int] = set()
-        """Calls and assignments that are in the account, by id."""
-        self._results: dict[int, str] = {}
+        self._accounted: set[ast.AST] = set()
+        """Code that is in the report."""
+        self.parts: dict[int, str] = {}
+        """Roles of what the trainer gets from functions that are not read, by id."""
         self._read()
         self.made = self.evaluator.made
 
@@ -204,7 +168,7 @@ class ScriptAccount:
         used = Counter(getattr(node, "id", None) or getattr(node, "attr", None) for node in inside)
         instances: dict[int, Value] = {}
         for function in sorted(evaluator.functions, key=lambda each: used[each.name] > 0):
-            if any(map(is_trainer, evaluator.made)):
+            if any(kind_of(made) == "trainer" for made in evaluator.made):
                 return
             node, cls = function.node, function.cls
             owner = node if cls is None else cls.node
@@ -223,24 +187,21 @@ class ScriptAccount:
 
     # Finding.
 
-    def find(
-        self, value: Value | None, is_meant: Callable[[Object], bool]
-    ) -> tuple[list[Object], list[Object]]:
-        """Return the calls of some kind that a value begins with, and those that it passes through."""
-        inside = {id(each) for each in reachable(value)}
-        calls = [made for made in self.made if id(made) in inside]
-        copies = [each for each in reachable(value) if isinstance(each, Object) and each.is_call]
-        begins = [made for made in copies if is_meant(made)]
-        passes = [
-            made
-            for made in calls
-            if made not in begins and any(begin in reachable(made) for begin in begins)
-        ]
-        return begins, passes
+    def find(self, value: Value | None, meant: str) -> tuple[list[Object], list[Object]]:
+        """Return the calls of a kind or name that a value begins with, and those that it passes through."""
+        inside = reachable(value)
+        ids = {id(each) for each in inside}
+        calls = [each for each in inside if isinstance(each, Object) and each.is_call]
+        begins = [made for made in calls if meant in (kind_of(made), made.last_name)]
+        passes = {
+            made.node: made
+            for made in self.made
+            if id(made) in ids and made not in begins and {*begins} & {*reachable(made)}
+        }
+        return begins, [*passes.values()]
 
     def bind(self, made: Object, parameters: Sequence[str] = ()) -> Bound:
-        """Return the arguments of a call, all of which the caller puts into the account."""
-        self.done.add(id(made))
+        """Return the arguments of a call by name, with the code of each."""
         bound: Bound = {}
         for key, value in (made.args or {}).items():
             is_named = not key.isdigit() or int(key) >= len(parameters)
@@ -262,6 +223,37 @@ class ScriptAccount:
         return value.node if value is not None else call
 
     # The account.
+
+    def account(self, node: ast.AST, *, inside: bool = False) -> None:
+        """Cross off code, and what its value is computed from; with `inside`, what is written in it.
+
+        Calls have arguments of their own to account for: all of them with `inside`, those of parts of a
+        training otherwise.
+        """
+        nodes = [*ast.walk(node)] if inside else [node]
+        nodes += [node.value] if isinstance(node, ast.Assign) else []
+        self._accounted.update(nodes)
+        queue = [value for each in nodes for value in self.evaluator.values.get(each, ())]
+        seen = {id(each) for each in queue}
+        for value in queue:
+            is_call = isinstance(value, Object) and value.is_call
+            if is_call and (inside or kind_of(value)):  # type: ignore[arg-type]
+                continue
+            self._accounted.add(value.node)
+            more = [each for each in parts_of(value) if id(each) not in seen]
+            seen.update(map(id, more))
+            queue += more
+
+    def is_accounted(self, node: ast.AST) -> bool:
+        """Return whether code, or what it stands for, is in the report."""
+        if node in self._accounted:
+            return True
+        for value in self.evaluator.values.get(node, ()):
+            items = [*parts_of(value)] if isinstance(value, Literal) else []
+            are_items = bool(items) and all(each.node in self._accounted for each in items)
+            if value.node in self._accounted or are_items:
+                return True
+        return False
 
     def _locate(self, line: int, name: str) -> tuple[str, int]:
         """Return the file (and cell of a notebook) of a line, and the line in it."""
@@ -289,12 +281,14 @@ class ScriptAccount:
 
     def put(self, key: str, value: Any, node: ast.AST) -> None:
         """Write a key of the config."""
+        self.account(node)
         where = self.place(node)
         self.report.tree.value[key] = as_node(value, where)
         self.report.tree.key_locations[key] = where
 
     def drop(self, key: str, node: ast.AST, reason: str) -> None:
         """Record something without a counterpart in a recipe."""
+        self.account(node, inside=True)
         self.report.note(key, self.place(node), reason)
 
     def drop_all(
@@ -309,6 +303,7 @@ class ScriptAccount:
         self, target: str, value: Value | None, node: ast.AST, fix: str = "write its value"
     ) -> None:
         """Leave a key of the recipe to the user, with the code that computes it and its default."""
+        self.account(node, inside=value is None)
         default = default_of(value)
         target = target.removesuffix(".**").removesuffix(".*")
         example = ""
@@ -330,6 +325,9 @@ class ScriptAccount:
             texts = [f"{text} if `{test}`" if test else text for text, test in pairs]
             return f" ({', or '.join(texts)})"
         default = default_of(value)
+        if default is not MISSING and isinstance(value, Object) and value.name == "replaceable":
+            others = " or ".join(f"`{code_of(each.node)}`" for each in value.parts[1:])
+            return f", which is {default!r} unless {others} replaces it"
         flag = value.name if isinstance(value, Object) and value.name.startswith("--") else ""
         if default is not MISSING:
             return (
@@ -364,55 +362,40 @@ class ScriptAccount:
     # What is left.
 
     def sweep(self, bound: Bound) -> None:
-        """Name every argument, assignment and method call on the training's objects that is not taken.
+        """Name every argument, assignment and method call that is not in the report.
+
+        These are the ones on the training's objects, and those that have the name of a setting.
 
         Args:
             bound: What the trainer gets.
         """
-        ids = {id(each) for value, _ in bound.values() for each in reachable(value)}
-        self._results = _find_results(bound)
+        reached = {id(each) for value, _ in bound.values() for each in reachable(value)}
         harmless = {*by_key(read_keys("script-harmless"))}
-        nodes: set[Any] = {id(made.node) for made in self.made if id(made) in self.done}
-        for made in self.made:
-            if id(made.node) in nodes:
-                continue
-            nodes.add(id(made.node))
-            role = role_of(made) or self._find_role(made.owner)
+        parts: list[tuple[Object, str]] = []
+        for made in {made.node: made for made in self.made}.values():
+            role = self._find_role(made)
             if role and made is root_of(made):
-                self._sweep_arguments(made, role, id(made) in ids)
+                parts.append((made, role))
+            elif self.is_accounted(made.node):
+                continue
             elif role:
-                if role != "rows" or made.name not in METHODS:
-                    self._sweep_method(made, role)
+                self._sweep_method(made, role)
             elif not {made.name.partition(".")[0], made.last_name} & harmless:
-                objects = [each for each in (made.args or {}).values() if not self._is_text(each)]
-                touched = [
-                    role for role in map(self._find_role, objects) if role not in ("", "rows")
-                ]
-                configs = [each for each in objects if isinstance(each, Object) and is_config(each)]
-                if configs and id(made) not in ids:
-                    self.leave_change(made)
-                elif touched and id(made) not in ids:
-                    reason = f"gets the {touched[0]}, and may change it; it is not read"
-                    self.drop(code_of_call(made), made.node, reason)
-        for change in self.evaluator.assignments:
-            role = self._find_role(change.owner)
-            place = (id(change.node), change.name)
-            if role and id(change) not in self.done and not {place, place[0]} & nodes:
-                nodes.add(place)
+                self._sweep_call(made, id(made) in reached)
+        left = [each for each in self.evaluator.assignments if each.node not in self._accounted]
+        for change in {(each.node, each.name): each for each in left}.values():
+            if role := self._find_role(change.owner):
                 self._sweep_assignment(change, role)
+        for made, role in parts:
+            self._sweep_arguments(made, role, id(made) in reached)
         self._sweep_unread()
 
     def _find_role(self, value: Value | None) -> str:
         """Return the role of a value, which the trainer may get from a function that is not read."""
         role = role_of(value)
         while not role and isinstance(value, Object):
-            role, value = self._results.get(id(value), ""), value.owner
+            role, value = self.parts.get(id(value), ""), value.owner
         return role
-
-    def _is_text(self, value: Value) -> bool:
-        """Return whether a value is what a tokenizer makes of a text, and not the tokenizer."""
-        is_result = isinstance(value, Object) and value.is_call and value is not root_of(value)
-        return is_result and self._find_role(value) == "tokenizer"
 
     def when(self, made: Object) -> str:
         """Return the condition under which a call happens if the trainer is made; empty if it always does."""
@@ -426,21 +409,92 @@ class ScriptAccount:
         self.leave("training", None, made.node, "it may change the config; write what it changes")
         self.report.unread |= {"training", "generation", "logging"}
 
+    def _sweep_arguments(self, made: Object, role: str, is_reached: bool) -> None:
+        """Name the arguments of a part of a training."""
+        bound = self.bind(made)
+        if made.cls is not None and isinstance(made.node, ast.Call):
+            # Its `__init__` may not pass them on.
+            pairs = [(str(index), each) for index, each in enumerate(made.node.args)]
+            pairs += [(each.arg, each.value) for each in made.node.keywords if each.arg]
+            values = self.evaluator.values
+            bound |= {name: (values[node][-1], node) for name, node in pairs if node in values}
+        left = {
+            name: each
+            for name, each in bound.items()
+            if plain(each[0]) is not None
+            and not self._find_role(each[0])  # it has arguments of its own
+            and not self.is_accounted(each[1])
+        }
+        reason = "it does not reach GRPOTrainer"
+        if is_reached:
+            when = self.when(made)
+            reason = "it is a part of what is left to write"
+            reason = f"whether GRPOTrainer gets it depends on `{when}`" if when else reason
+        if role in ("trainer", "config"):
+            reason = f"of another {role}, or of one that GRPOTrainer is not known to get"
+        if made.cls is not None and is_reached:
+            reason = f"an argument of the script's own {role}; what that sets is taken"
+        reason = read_keys("script-unreached").get(role, reason)
+        code = code_of(made.node, 10**6)
+        if left and len(left) == len(bound) and len(code) <= 100:
+            self.drop(code, made.node, reason)
+        else:
+            self.drop_all(made.cls.name if made.cls else made.last_name, left, {}, reason)
+
+    def _sweep_method(self, made: Object, role: str) -> None:
+        name, code = made.last_name, code_of_call(made)
+        if role == "rows" and made.name in METHODS:
+            return
+        if role == "trainer" and name == "train" and not made.args:
+            self.put(code, None, made.node)
+            self.report.settle((code,), "training", "what `grpo train` does")
+            return
+        reasons = by_key(read_keys(f"script-{role}-calls"))
+        self.drop(code, made.node, reasons.get(name, "recipes have no such step"))
+
+    def _sweep_call(self, made: Object, is_reached: bool) -> None:
+        """Name a call that gets a part of the training, and may change it."""
+        objects = [each for each in (made.args or {}).values() if isinstance(each, Object)]
+        roles = [
+            self._find_role(each)
+            for each in objects
+            # What a tokenizer makes of a text is not the tokenizer.
+            if not (each.is_call and each.owner and self._find_role(each) == "tokenizer")
+        ]
+        touched = [role for role in roles if role not in ("", "rows")]
+        if is_reached or not touched:
+            return
+        if any(kind_of(each) == "config" for each in objects):
+            self.leave_change(made)
+        else:
+            reason = f"gets the {touched[0]}, and may change it; it is not read"
+            self.drop(code_of_call(made), made.node, reason)
+
+    def _sweep_assignment(self, change: Assignment, role: str) -> None:
+        reasons = by_key(read_keys("script-assignments"))
+        reason = reasons.get(change.name, f"recipes do not set this on the {role}")
+        if role == "config":
+            reason = "of another config, or of one that GRPOTrainer is not known to get"
+        target = change.node.targets[0] if isinstance(change.node, ast.Assign) else change.node
+        if isinstance(target, ast.Tuple | ast.List):
+            named = [each for each in target.elts if getattr(each, "attr", "") == change.name]
+            target = named[0] if named else target
+        where = f" (if `{change.condition}`)" if change.condition else ""
+        self.drop(f"{code_of(target)} = {code_of(change.value.node)}{where}", change.node, reason)
+
     def _sweep_unread(self) -> None:
-        """Name calls that make objects of a training where nothing was read."""
+        """Name parts of a training in code that was not read, and settings that reach nothing that was."""
+        values = self.evaluator.values
         for node in self.nodes:
-            if not isinstance(node, ast.Call) or node in self.evaluator.read:
-                continue
-            name = code_of(node.func).rpartition(".")[2]
-            made = Object(node, name, args={name: Object(node)})
-            is_part = name in (
-                "from_pretrained",
-                "get_peft_model",
-                "LoraConfig",
-                "BitsAndBytesConfig",
-            )
-            if is_part or is_trainer(made) or is_config(made) or is_rows(made):
+            name = code_of(node.func).rpartition(".")[2] if isinstance(node, ast.Call) else ""
+            if node not in values and kind_of(Object(node, name, args={name: Object(node)})):
                 self.drop(code_of(node, 240), node, self._find_unread(node))
+            if any(isinstance(each, Object) and each.is_call for each in values.get(node, ())):
+                continue  # of another part, which is named
+            for setting, value in _list_settings(node):
+                if not self.is_accounted(value):
+                    reason = "not known to reach GRPOTrainer"
+                    self.drop(f"{setting} = {code_of(value)}", value, reason)
 
     def _find_unread(self, node: ast.AST) -> str:
         """Return why code was not read, as far as it is known."""
@@ -454,38 +508,27 @@ class ScriptAccount:
             return f"`{name}` was not read: how it is called was not followed"
         return "no call of this code was found"
 
-    def _sweep_arguments(self, made: Object, role: str, is_reached: bool) -> None:
-        reason = "it does not reach GRPOTrainer"
-        if is_reached:
-            when = self.when(made)
-            reason = "it is a part of what is left to write"
-            reason = f"whether GRPOTrainer gets it depends on `{when}`" if when else reason
-        if role in ("trainer", "config"):
-            reason = f"of another {role}, or of one that GRPOTrainer is not known to get"
-        reason = read_keys("script-unreached").get(role, reason)
-        code = code_of(made.node, 10**6)
-        if made.args and len(code) <= 100:
-            self.drop(code, made.node, reason)
-        elif made.args:
-            self.drop_all(made.last_name, self.bind(made), {}, reason)
 
-    def _sweep_method(self, made: Object, role: str) -> None:
-        name, code = made.last_name, code_of_call(made)
-        if role == "trainer" and name == "train" and not made.args:
-            self.put(code, None, made.node)
-            self.report.settle((code,), "training", "what `grpo train` does")
-            return
-        reasons = by_key(read_keys(f"script-{role}-calls"))
-        self.drop(code, made.node, reasons.get(name, "recipes have no such step"))
+def _list_settings(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
+    """Yield the arguments, items or attributes with the name of a setting of a training, and their code."""
+    pairs: list[tuple[Any, ast.expr]] = []
+    match node:
+        case ast.Call(keywords=keywords):
+            pairs = [(each.arg, each.value) for each in keywords]
+        case ast.Dict(keys=keys, values=values):
+            pairs = [*zip((getattr(each, "value", None) for each in keys), values, strict=True)]
+        case ast.ClassDef(body=body):
+            fields = [each for each in body if isinstance(each, ast.AnnAssign) and each.value]
+            pairs = [(getattr(each.target, "id", None), each.value) for each in fields]  # type: ignore[misc]
+        case ast.Assign(targets=[ast.Attribute(attr=name)], value=value):
+            pairs = [(name, value)]
+        case ast.Assign(targets=[ast.Subscript(slice=ast.Constant(value=name))], value=value):
+            pairs = [(name, value)]
+    for name, value in pairs:
+        target = find_home(name) if isinstance(name, str) else None
+        if target is not None and target.startswith("training.") and not _is_unset(value):
+            yield name, value
 
-    def _sweep_assignment(self, change: Assignment, role: str) -> None:
-        reasons = by_key(read_keys("script-assignments"))
-        reason = reasons.get(change.name, f"recipes do not set this on the {role}")
-        if role == "config":
-            reason = "of another config, or of one that GRPOTrainer is not known to get"
-        target = change.node.targets[0] if isinstance(change.node, ast.Assign) else change.node
-        if isinstance(target, ast.Tuple | ast.List):
-            named = [each for each in target.elts if getattr(each, "attr", "") == change.name]
-            target = named[0] if named else target
-        where = f" (if `{change.condition}`)" if change.condition else ""
-        self.drop(f"{code_of(target)} = {code_of(change.value.node)}{where}", change.node, reason)
+
+def _is_unset(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from grpo_cli.convert.key_report import read_keys
-from grpo_cli.convert.script_expressions import Expressions, has_mapping
+from grpo_cli.convert.script_expressions import Expressions, has_mapping, make_uncertain
 from grpo_cli.convert.script_values import (
     FUNCTIONS,
     METHODS,
@@ -44,8 +44,6 @@ class Calls(Expressions):
 
     def __init__(self) -> None:
         super().__init__()
-        self.read: set[ast.AST] = set()
-        """Calls that were read."""
         self.entered: set[ast.AST] = set()
         """Functions that were called."""
         self._active: list[ast.AST] = []
@@ -58,14 +56,13 @@ class Calls(Expressions):
 
     def call(self, node: ast.Call, frame: Frame) -> Value:
         """Return the result of a call."""
-        self.read.add(node)
         function = self.evaluate(node.func, frame)
         positional, rest = self.collect(node.args, frame)
         mapping = Literal(node, _name_rest("*", rest))
         for keyword in node.keywords:
             value = self.evaluate(keyword.value, frame)
             if keyword.arg is None:
-                mapping = self.spread(mapping, value)
+                mapping = self.spread(mapping, value, replaces=False)
             else:
                 mapping.data[keyword.arg] = value
         keywords = {str(name): each for name, each in mapping.data.items()}
@@ -140,8 +137,11 @@ class Calls(Expressions):
                 self.execute(definition.body, frame)  # type: ignore[attr-defined]
             finally:
                 self._methods.pop()
-        if any(isinstance(each, ast.Yield | ast.YieldFrom) for each in ast.walk(definition)):
-            return unknown
+        if frame.yields:
+            # One in a branch or loop may come never, or several times.
+            is_open = any(condition != self.condition for condition, _ in frame.yields)
+            items = [value for _, value in frame.yields]
+            return Literal(node, items, (Object(node, parts=(*items,)),) if is_open else ())
         return choose(node, frame.returns) if frame.returns else literal(node, None)
 
     def _bind(
@@ -179,21 +179,12 @@ class Calls(Expressions):
         base, pair = cls.outside_base, cls.find("__init__")
         instance = Object(node, name=cls.name, cls=cls, depth=len(self._undo))
         if pair is not None and isinstance(pair[1], Function):
-            init = pair[1]
-            is_config = base is not None and base.last_name.endswith("Config")
-            if base is None or is_config or "GRPO" not in base.name.upper():
-                bound = Function(init.node, frame=init.frame, positional=(instance,), cls=pair[0])
-                self.call_value(node, bound, positional, keywords)
-                if base is not None and is_config:
-                    self._keep_arguments(instance, cls, base, {**_number(positional), **keywords})
-                else:
-                    instance.parts = (*positional, *keywords.values())
-                return instance
-            # A trainer's own code is not followed: what it gets is taken as its base's.
-            spec: ast.arguments = init.node.args  # type: ignore[attr-defined]
-            names = [each.arg for each in (*spec.posonlyargs, *spec.args)][1:]
-            keywords = {**dict(zip(names, positional, strict=False)), **keywords}
-            positional = positional[len(names) :]
+            instance.parts = (*positional, *keywords.values())
+            init = Function(pair[1].node, frame=pair[1].frame, positional=(instance,), cls=pair[0])
+            self.call_value(node, init, positional, keywords)
+            if base is not None and base.last_name.endswith(("Config", "Trainer")):
+                return instance if instance.is_call else self.build(instance, base, {})
+            return instance
         lines = [each.fields for each in reversed(cls.ancestry()) if isinstance(each, Class)]
         names = [*dict.fromkeys(name for line in lines for name in line)]
         for name in names:
@@ -201,10 +192,10 @@ class Calls(Expressions):
                 instance.attrs[name] = self.default_of_field(value[1])
         # The fields of a base outside of the script come first.
         values = {**dict(zip(names if base is None else (), positional, strict=False)), **keywords}
-        if {"*", "**"} & keywords.keys():
+        if rest := {"*", "**"} & keywords.keys():
             for name, preset in instance.attrs.items():
-                default = default_of(preset)
-                instance.attrs[name] = Object(node, name=name, parts=(preset,), default=default)
+                more = tuple(keywords[each] for each in rest)
+                instance.attrs[name] = make_uncertain(preset, more)
         instance.attrs |= {
             name: fill_unset(value, instance.attrs.get(name))
             for name, value in values.items()
@@ -226,18 +217,6 @@ class Calls(Expressions):
             after = Function(pair[1].node, frame=pair[1].frame, positional=(instance,), cls=pair[0])
             self.call_value(instance.node, after, [], {})
         return instance
-
-    def _keep_arguments(
-        self, instance: Object, cls: Class, base: Object, arguments: Arguments
-    ) -> None:
-        """Keep those arguments of a config of the script that its `__init__` does not pass on."""
-        if instance.args is None:
-            self.build(instance, base, {})
-        taken = [*(instance.args or {}).values(), *instance.attrs.values()]
-        nodes = {id(each.node) for value in taken for each in reachable(value)}
-        for name, value in arguments.items():
-            if id(value.node) not in nodes:
-                instance.args = {**(instance.args or {}), f"{cls.name}.{name}": value}
 
     def default_of_field(self, value: Value) -> Value:
         """Return the default in `field(default=…)`, or a value itself."""
@@ -353,7 +332,7 @@ class Calls(Expressions):
             instance, cls = owner.owner, owner.cls
             base = cls.outside_base if cls is not None else None
             match name, instance, base:
-                case "__init__", Object(args=None), Object() if base.last_name.endswith("Config"):
+                case "__init__", Object(args=None), Object():
                     self.build(instance, base, args)
             result = literal(node, None)
         elif isinstance(owner, Object):
@@ -385,6 +364,8 @@ class Calls(Expressions):
             return self._join(Literal(node, {}), positional, keywords)
         if first is None:
             return None
+        if name in ("next", "iter") and isinstance(first, Literal) and isinstance(first.data, list):
+            return first if name == "iter" or not first.data else first.data[0]
         if name == "zip" and all(self.items_of(each) is not None for each in positional):
             groups = zip(*(self.items_of(each) or [] for each in positional), strict=False)
             return Literal(node, [Literal(node, group) for group in groups])

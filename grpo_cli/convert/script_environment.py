@@ -47,6 +47,8 @@ class Environment:
         self.made: list[Object] = []
         """Every call of something that the script does not define, in order."""
         self.assignments: list[Assignment] = []
+        self.values: dict[ast.AST, list[Value]] = {}
+        """Every expression that was read, with the values that it had."""
         self._conditions: list[str] = []
         self._undo: list[dict[tuple[int, Any], tuple[dict[Any, Any], Any, Any]]] = []
         """For each open branch, what it changed: mapping, key and the value before."""

@@ -157,6 +157,8 @@ class Evaluator(CommandLine):
             case ast.With(items=items, body=body) | ast.AsyncWith(items=items, body=body):
                 for item in items:
                     entered = self.evaluate(item.context_expr, frame)
+                    if isinstance(entered, Literal) and isinstance(entered.data, list):
+                        entered = (entered.data or [entered])[0]  # of `@contextmanager`
                     if item.optional_vars is not None:
                         self.assign(item.optional_vars, entered, frame, statement)
                 return self.execute(body, frame)

@@ -46,8 +46,13 @@ class Expressions(Environment):
         raise NotImplementedError
 
     def evaluate(self, node: ast.expr, frame: Frame) -> Value:
-        """Return the value of an expression."""
+        """Return the value of an expression, and register it."""
         self.count_step()
+        value = self._evaluate(node, frame)
+        self.values.setdefault(node, []).append(value)
+        return value
+
+    def _evaluate(self, node: ast.expr, frame: Frame) -> Value:
         match node:
             case ast.Constant(value=value):
                 return Literal(node, value)
@@ -100,6 +105,9 @@ class Expressions(Environment):
                 return result
             case ast.Await(value=value) | ast.Starred(value=value):
                 return self.evaluate(value, frame)
+            case ast.Yield(value=ast.expr() as value):
+                frame.yields.append((self.condition, self.evaluate(value, frame)))
+                return Object(node)
             case ast.ListComp() | ast.SetComp() | ast.GeneratorExp() | ast.DictComp():
                 return self._comprehend(node, frame)
         children = [each for each in ast.iter_child_nodes(node) if isinstance(each, ast.expr)]
@@ -161,8 +169,12 @@ class Expressions(Environment):
                 mapping.rest += (item,)
         return mapping
 
-    def spread(self, mapping: Literal, value: Value) -> Literal:
-        """Return a mapping with the items of another value, of which one or more may be known."""
+    def spread(self, mapping: Literal, value: Value, *, replaces: bool = True) -> Literal:
+        """Return a mapping with the items of another value, of which one or more may be known.
+
+        Args:
+            replaces: Whether the other value may have items that the mapping has.
+        """
         node, rest = mapping.node, mapping.rest
         options = value.options if isinstance(value, Choice) else (("", value),)
         merged: list[tuple[str, dict[Any, Value]]] = []
@@ -171,7 +183,10 @@ class Expressions(Environment):
             if inner is None and not is_unset(option) and plain(option) is not None:
                 inner = _known_items(option)
             rest += inner.rest if inner else ()
-            merged.append((test, {**mapping.data, **(inner.data if inner else {})}))
+            known = dict(mapping.data)
+            if inner and inner.rest and replaces:
+                known = {key: make_uncertain(item, inner.rest) for key, item in known.items()}
+            merged.append((test, {**known, **(inner.data if inner else {})}))
         return Literal(node, merge(value.node, merged), (*dict.fromkeys(rest),))
 
     def operate(self, node: ast.AST, operator: ast.operator, left: Value, right: Value) -> Value:
@@ -390,6 +405,15 @@ def has_mapping(value: Choice) -> bool:
     return any(
         isinstance(each, Literal) and isinstance(each.data, dict | list) for each in value.parts
     )
+
+
+def make_uncertain(value: Value, rest: tuple[Value, ...]) -> Value:
+    """Return a value that what is not known may replace."""
+    if is_unset(value):
+        return value
+    is_open = isinstance(value, Object) and value.name == "replaceable"
+    parts = (*value.parts, *rest) if is_open else (value, *rest)  # type: ignore[attr-defined]
+    return Object(value.node, "replaceable", parts=parts, default=default_of(value))
 
 
 def _own(cls: Value, name: str) -> tuple[Class, Value] | None:

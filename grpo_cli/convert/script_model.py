@@ -7,7 +7,7 @@ import ast
 from typing import Any
 
 from grpo_cli.convert.key_report import read_keys
-from grpo_cli.convert.script_account import Bound, code_of_call, is_model, is_tokenizer
+from grpo_cli.convert.script_account import Bound, code_of_call, kind_of
 from grpo_cli.convert.script_rows import ScriptRows
 from grpo_cli.convert.script_values import (
     MISSING,
@@ -47,7 +47,7 @@ class ScriptModel(ScriptRows):
         """Take the `LoraConfig` that the trainer gets."""
         if plain(value) is None:
             return
-        loras, _ = self.find(value, lambda made: made.last_name == "LoraConfig")
+        loras, _ = self.find(value, "LoraConfig")
         if len(loras) != 1:
             self.leave("model.lora", value, node)
             self.report.unread.add("model")
@@ -69,7 +69,7 @@ class ScriptModel(ScriptRows):
         reasons = read_keys("script-lora")
         for change in self.evaluator.assignments:
             if change.owner is made and not isinstance(change.key, tuple):
-                self.done.add(id(change))
+                self.account(change.node)
                 bound[change.name] = (made.attrs.get(change.name, change.value), change.node)
         for name, (value, node) in bound.items():
             data = plain(value)
@@ -94,7 +94,8 @@ class ScriptModel(ScriptRows):
         if isinstance(plain(value), str):
             self.put("model_name_or_path", plain(value), node)
             return
-        bases, passes = self.find(value, is_model)
+        self.parts[id(value)] = "model"
+        bases, passes = self.find(value, "model")
         if len(bases) != 1:
             self.leave("model.path", value, node, "name the model")
             self.report.unread.add("model")
@@ -111,7 +112,7 @@ class ScriptModel(ScriptRows):
         test = self.when(made)
         when = f"only if `{test}`: " if test else ""
         name = made.last_name
-        self.done.add(id(made))
+        self.account(made.node)
         if name == "get_peft_model":
             self._take_peft(made, base)
             if when:
@@ -188,6 +189,7 @@ class ScriptModel(ScriptRows):
                 self.leave(f"model.{'quantization' if name in _BITS else key}", value, at)
                 init.pop(key, None)
             elif data is not None:
+                self.account(at)
                 init[key] = data
         if init:
             self.put("model_init_kwargs", init, made.node)
@@ -222,7 +224,7 @@ class ScriptModel(ScriptRows):
         """Take the bits of `BitsAndBytesConfig(…)`."""
         if plain(value) is None:
             return
-        made, _ = self.find(value, lambda made: made.last_name == "BitsAndBytesConfig")
+        made, _ = self.find(value, "BitsAndBytesConfig")
         bits = [name for name in _BITS if made and plain((made[0].args or {}).get(name)) is True]
         # One that depends on a condition is left to the user.
         if len(made) != 1 or isinstance(value, Choice) or not bits:
@@ -237,20 +239,20 @@ class ScriptModel(ScriptRows):
 
     def take_tokenizer(self, value: Value, node: ast.AST) -> None:
         """Take what is done to the tokenizer that the trainer gets."""
-        loaded, _ = self.find(value, lambda made: made.last_name == "from_pretrained")
+        self.parts[id(value)] = "tokenizer"
+        loaded, _ = self.find(value, "from_pretrained")
         if not loaded and plain(value) is not None:
             reason = f"the tokenizer is that of `model.path`; what `{code_of(node)}` has besides is not read"
             self.drop("GRPOTrainer.processing_class", node, reason)
         for made in self.made:
             if made.last_name == "get_chat_template" and made in reachable(value):
-                self.done.add(id(made))
                 fix = "write unsloth's template as Jinja"
                 self.leave("model.chat_template", None, made.node, fix)
 
     def take_tokenizers(self) -> None:
         """Take the settings of all tokenizers and processors that the script loads."""
         reasons, model = read_keys("script-tokenizer"), self.report.get("model_name_or_path")
-        loaded = {id(each.node): each for each in self.made if is_tokenizer(each)}
+        loaded = {id(each.node): each for each in self.made if kind_of(each) == "tokenizer"}
         for made in loaded.values():
             bound = self.bind(made, ["pretrained_model_name_or_path"])
             for name, (value, node) in bound.items():
@@ -269,7 +271,6 @@ class ScriptModel(ScriptRows):
         for change in self.evaluator.assignments:
             if change.name != "chat_template":
                 continue
-            self.done.add(id(change))
             owner = change.owner
             template = owner.attrs.get("chat_template") if isinstance(owner, Object) else None
             if isinstance(plain(template), str):

@@ -8,7 +8,7 @@ from typing import Any
 
 from grpo_cli.convert.datasets import BUILDERS, NO_DATASET, PROMPT_EXAMPLE
 from grpo_cli.convert.key_report import by_key, read_keys
-from grpo_cli.convert.script_account import ScriptAccount, code_of_call, is_rows
+from grpo_cli.convert.script_account import ScriptAccount, code_of_call
 from grpo_cli.convert.script_values import (
     MISSING,
     Object,
@@ -38,9 +38,9 @@ class ScriptRows(ScriptAccount):
 
     def take_rows(self, train: At, held_out: At | None) -> None:
         """Take the rows that are trained on and held out: where they are loaded, and what changes them."""
-        bases, passes = self.find(train[0], is_rows)
+        bases, passes = self.find(train[0], "rows")
         is_held_out = held_out is not None and plain(held_out[0]) is not None
-        others, changes = self.find(held_out[0], is_rows) if held_out else ([], [])
+        others, changes = self.find(held_out[0], "rows") if held_out else ([], [])
         base = bases[0] if len(bases) == 1 else None
         other = others[0] if len(others) == 1 else None
         split = self._find_held_out(base, other, held_out)
@@ -72,8 +72,8 @@ class ScriptRows(ScriptAccount):
     def _name_calls(self, target: str, calls: list[Object]) -> None:
         """Name calls that make or change rows for a key that is left to the user."""
         for made in calls:
-            if id(made) not in self.done:
-                self.done.add(id(made))
+            if not self.is_accounted(made.node):
+                self.account(made.node, inside=True)
                 self.report.add_to_do(
                     target, f"{self.locate(made.node)} has `{code_of_call(made, 200)}`"
                 )
@@ -151,7 +151,7 @@ class ScriptRows(ScriptAccount):
         made: list[str] = []
         reasons = by_key(read_keys("script-rows-calls"))
         for index, change in enumerate(passes):
-            self.done.add(id(change))
+            self.account(change.node, inside=True)
             name, code = change.last_name, code_of_call(change)
             test = self.when(change)
             when = f"only if `{test}`: " if test else ""
@@ -216,13 +216,13 @@ class ScriptRows(ScriptAccount):
             fix = f"say which rows are held out{about}; a recipe's are a split, files or a share of its dataset"
             self.leave("dataset.eval_split", *at, fix)
         if other is not None:
-            self.done.add(id(other))
+            self.account(other.node, inside=True)
 
     def _take_other_changes(self, passes: list[Object], others: list[Object]) -> None:
         """Take what is done to held-out rows alone."""
         reasons = by_key({**read_keys("script-rows-calls"), **read_keys("script-held-out-calls")})
         for change in [each for each in others if each not in passes]:
-            self.done.add(id(change))
+            self.account(change.node, inside=True)
             if change.last_name in _NUMBERED:
                 self._take_number(change, "eval_limit", is_first=change is others[0])
                 continue

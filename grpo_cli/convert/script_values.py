@@ -99,6 +99,7 @@ class Frame:
     function: "Function | None" = None
     globals: set[str] = field(default_factory=set)
     returns: list[tuple[str, Value]] = field(default_factory=list)
+    yields: list[tuple[str, Value]] = field(default_factory=list)
 
 
 @dataclass(eq=False)

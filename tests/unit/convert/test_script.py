@@ -208,10 +208,6 @@ def test_a_mapping_is_read_as_it_is_where_it_is_used(change, expected):
 @pytest.mark.parametrize(
     "change",
     [
-        "KW.update(more())",
-        "KW |= more()",
-        "KW = {**KW, **more()}",
-        "KW = dict(KW, **more())",
         "KW = {**KW, **({'b': more()} if c else {})}",
         "if c:\n    KW.update(b=more())",
         "KW.update({'b': more()} if c else {})",
@@ -223,8 +219,22 @@ def test_what_is_known_of_a_mapping_is_kept_and_the_rest_is_named(change):
     assert report.recipe["model"]["attn_implementation"] == "sdpa"
     assert report.recipe["model"]["init_kwargs"] == {"a": 1}
     (left,) = report.to_do.items()
-    assert left[0] in ("model.init_kwargs", "model.init_kwargs.b")
+    assert left[0] == "model.init_kwargs.b"
     assert "more()" in left[1]
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["KW.update(more())", "KW |= more()", "KW = {**KW, **more()}", "KW = dict(KW, **more())"],
+)
+def test_what_an_unknown_mapping_may_replace_is_left_to_do_with_its_value(change):
+    text = f"KW = {{'attn_implementation': 'sdpa'}}\n{change}\nKW['a'] = 1\n"
+    report = convert(f"{text}args = GRPOConfig(model_init_kwargs=KW)\n{TAIL}")
+    assert report.recipe["model"]["init_kwargs"] == {"a": 1}
+    assert set(report.to_do) == {"model.init_kwargs", "model.attn_implementation"}
+    left = report.to_do["model.attn_implementation"]
+    assert left.startswith("train.py:1 has `'sdpa'`, which is 'sdpa' unless `more()` replaces it; ")
+    assert left.endswith("\nattn_implementation: sdpa")
 
 
 def test_arguments_that_depend_on_a_condition_are_named_with_their_values():
@@ -511,17 +521,25 @@ def test_functions_classes_and_branches_are_followed_and_all_of_them_is_named():
         "trainer.add_callback(Mine())",
         "trainer.push_to_hub('name')",
         "self.model.config.use_cache = False",
-        "Trainer.__init__",
-        "GRPOTrainer.scale",
+        "self.scale = 2.0",
     }
 
 
-def test_a_trainer_that_makes_its_own_config_is_named_and_nothing_is_claimed():
-    own = "class Mine(GRPOTrainer):\n    def __init__(self, lr):\n        args = GRPOConfig(beta=lr)\n"
-    report = convert(f"from trl import GRPOConfig, GRPOTrainer\n{own}Mine(0.5).train()\n")
-    assert "train.py:3 has `def __init__(self, lr)" in report.to_do["training"]
-    assert {"Mine.__init__", "GRPOTrainer.lr", "GRPOConfig(beta=lr)"} == {*reasons(report)}
-    assert (report.notes, report.recipe.keys()) == ({}, {"name"})
+def test_what_the_code_of_a_trainer_of_the_script_gives_its_base_is_taken():
+    report = convert(
+        "class Mine(GRPOTrainer):\n"
+        "    def __init__(self, rows, lr, scale=2, **more):\n"
+        "        more['args'] = GRPOConfig(learning_rate=lr, max_steps=7)\n"
+        "        more['args'].beta = 0.5\n"
+        "        super().__init__('m/x', 'r/m', train_dataset=rows, **more)\n"
+        "        self.args.epsilon = 0.3\n"
+        "        self.scale = scale\n"
+        "Mine(load_dataset('d/x'), 1e-6, scale=3, args=GRPOConfig(beta=9), odd=4).train()\n"
+    )
+    values = {"learning_rate": 1e-6, "max_steps": 7, "beta": 0.5, "epsilon": 0.3}
+    assert (report.recipe["training"], report.to_do) == (values, {})
+    assert report.recipe["dataset"]["path"] == "d/x"
+    assert set(reasons(report)) == {"self.scale = 3", "GRPOConfig(beta=9)", "GRPOTrainer.odd"}
 
 
 def test_a_setting_of_a_config_that_depends_on_a_condition_is_kept():
@@ -617,7 +635,7 @@ def test_defaults_that_an_unread_value_may_replace_are_not_claimed():
         f"model = FastModel.get_peft_model(base, **settings.lora)\n{LOADED}"
     )
     report = convert(text)
-    assert "1e-06 unless another value is given" in report.to_do["training.learning_rate"]
+    assert "which is 1e-06 unless `parse()` replaces it" in report.to_do["training.learning_rate"]
     assert report.recipe["model"]["lora"] == {}
     assert "settings.lora" in report.to_do["model.lora"]
     assert "settings.fast" in report.to_do["generation.backend"]
