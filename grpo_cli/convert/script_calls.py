@@ -23,7 +23,6 @@ from grpo_cli.convert.script_values import (
     fill_unset,
     literal,
     plain,
-    reachable,
     rest_of,
     unset,
 )
