@@ -76,10 +76,10 @@ def _suggest_file(path: Path) -> str:
     files = [each for each in (*folder.glob("*.py"), *folder.glob("*/*.py")) if each != path]
     same = [each for each in files if each.name == path.name]
     close = nearest(path.name, [each.name for each in files])
-    meant = [*same, *(each for each in files if each.name == close), *files[: len(files) == 1]]
-    if not meant:
-        return "correct the path, or write the file"
-    return f"write `{meant[0]}`, or correct the path"
+    if meant := [*same, *(each for each in files if each.name == close)]:
+        return f"write `{meant[0]}`, or correct the path"
+    other = f" (the only Python file there is `{files[0]}`)" if len(files) == 1 else ""
+    return f"write the file {path.name}, or correct the path{other}"
 
 
 def bindings(module: ast.Module) -> dict[str, ast.AST]:

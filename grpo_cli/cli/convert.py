@@ -76,12 +76,12 @@ def _print_keys(source: Path, report: "KeyReport") -> None:
         if entry.target and entry.target.rpartition(".")[2] != entry.key.rpartition(".")[2]
     ]
     if moved:
-        console.print(f"{count_noun(len(moved), 'key')} with another name or place:")
+        console.print(f"{count_noun(len(moved), 'setting')} with another name or place:")
     for entry in moved:
         note = f" ({entry.note})" if entry.note else ""
         console.print(f"  {entry.key} → {entry.target}{note}")
     if report.dropped:
-        console.print(f"{count_noun(len(report.dropped), 'key')} dropped:")
+        console.print(f"{len(report.dropped)} not taken over:")
     for entry in report.dropped:
         console.print(f"  {entry.location}: {entry.key}: {entry.note}")
     if report.notes:
@@ -96,14 +96,12 @@ def _print_keys(source: Path, report: "KeyReport") -> None:
 def _print_verdict(converted: "Conversion") -> None:
     console = stderr()
     where = converted.output or "-o FILE writes it"
-    problems = count_noun(converted.errors, "problem")
-    if any(problem.level == "error" for problem in converted.problems):
-        text = f"{problems} to fix before the recipe passes `grpo check` ({where})"
-        console.print(marked("error", text))
-    elif converted.report.to_do:
-        lines = count_noun(len(converted.report.to_do), "TO DO line")
-        until = f"; until then `grpo check` reports {problems}" if converted.errors else ""
-        text = f"{lines} to write before the recipe can be used{until} ({where})"
-        console.print(marked("warning", text))
+    errors = sum(problem.level == "error" for problem in converted.problems)
+    parts = [f"{count_noun(errors, 'error')} to fix"] if errors else []
+    if converted.report.to_do:
+        parts.append(f"{count_noun(len(converted.report.to_do), 'TO DO line')} to write")
+    if parts:
+        text = f"{' and '.join(parts)} before the recipe passes `grpo check` ({where})"
+        console.print(marked("error" if errors else "warning", text))
     else:
         console.print(marked("ok", f"the recipe passes `grpo check` ({where})"))

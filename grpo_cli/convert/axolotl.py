@@ -82,7 +82,9 @@ def _take_rows(report: KeyReport) -> None:
     transform = report.get("datasets", 0, "type")
     name = f"`{transform}`" if isinstance(transform, str) else "axolotl"
     take_entries(report, "datasets")
-    text = f"write what {name} made of a row, as Jinja over its columns\n{PROMPT_EXAMPLE}"
+    text = (
+        f"write the prompt that {name} made of a row, as Jinja over the columns\n{PROMPT_EXAMPLE}"
+    )
     report.to_do["dataset.prompt"] = text
 
 

@@ -83,8 +83,6 @@ class Conversion:
     """The file that was written."""
     report: KeyReport
     """What became of every key of the source."""
-    errors: int
-    """Errors that `grpo check` reports on the recipe as it is written, lines TO DO among them."""
 
     @property
     def valid(self) -> bool:
@@ -149,13 +147,12 @@ def _convert(source: Path, dialect: str | None, output: Path | None) -> Conversi
         report.to_do.setdefault(
             "dataset.prompt",
             f"the rows have no column `prompt` (columns: {', '.join(sorted(columns))}); write the "
-            f"prompt as Jinja over their columns\n{PROMPT_EXAMPLE}",
+            f"prompt as Jinja over the columns\n{PROMPT_EXAMPLE}",
         )
         problems = tuple(each for each in problems if each.path != "dataset.prompt")
     _name_columns(report, checked)
     text = write_recipe(report, source.name)
-    errors = len((_run_check(text, output, []) if report.to_do else checked).errors)
-    return Conversion(source, text, report.recipe, problems, output, report, errors)
+    return Conversion(source, text, report.recipe, problems, output, report)
 
 
 def _name_columns(report: KeyReport, checked: CheckedRecipe) -> None:
@@ -173,8 +170,13 @@ def _name_columns(report: KeyReport, checked: CheckedRecipe) -> None:
         report.to_do["dataset.prompt"] = f"{text}\n{columns}"
 
 
-def _run_check(text: str, output: Path | None, overrides: list[str]) -> CheckedRecipe:
-    """Check a recipe beside the file that it is written to, since its paths are relative to that."""
+def _check(
+    report: KeyReport, source: Path, output: Path | None
+) -> tuple[CheckedRecipe, tuple[Issue, ...]]:
+    """Check the recipe beside the file that it is written to, since its paths are relative to that.
+
+    Return what `grpo check` reports on what the user need not write; the rest is checked with placeholders.
+    """
     folder = output.parent if output else Path.cwd()
     with tempfile.NamedTemporaryFile(
         "w",
@@ -183,28 +185,20 @@ def _run_check(text: str, output: Path | None, overrides: list[str]) -> CheckedR
         prefix=".convert-",
         suffix=".yaml",
     ) as file:
-        file.write(text)
+        file.write(write_recipe(report, source.name))
         file.flush()
-        return check_recipe(Path(file.name), overrides)
-
-
-def _check(
-    report: KeyReport, source: Path, output: Path | None
-) -> tuple[CheckedRecipe, tuple[Issue, ...]]:
-    """Check the recipe; return what `grpo check` reports on what the user need not write.
-
-    Parts that the user still has to write are checked with placeholders.
-    """
-    checked = _run_check(write_recipe(report, source.name), output, _list_overrides(report))
-    file = checked.loaded.tree.location.source
-    problems = tuple(
-        replace(problem, location=replace(problem.location, source=str(output)) if output else None)
-        if problem.location and problem.location.source == file
-        else problem
-        for problem in checked.problems
-        if not _is_left(report, problem.path)
-    )
-    return checked, problems
+        checked = check_recipe(Path(file.name), _list_overrides(report))
+    name = checked.loaded.tree.location.source
+    problems: list[Issue] = []
+    for problem in checked.problems:
+        where = problem.location
+        if where and where.source == name:
+            where = replace(where, source=str(output)) if output else None
+        elif where and where.source.startswith("--set"):
+            where = None  # a placeholder
+        if not _is_left(report, problem.path):
+            problems.append(replace(problem, location=where))
+    return checked, tuple(problems)
 
 
 def _list_overrides(report: KeyReport) -> list[str]:
@@ -320,7 +314,7 @@ def _translate_command(
     report = KeyReport(tree, dialect, (names.get(command.tool, command.tool),))
     _record_shell(report, command, flags, source)
     if not command.tool.endswith(_KNOWN_SCRIPTS):
-        text = f"`{command.tool}` is not here, and may set more; convert where it is, or write what it sets"
+        text = f"`{command.tool}` was not found, and may set more; convert where it is, or write what it sets"
         report.add_to_do("training", text)
         report.unread |= {*ALL_SECTIONS}
     _CONVERTERS[dialect](report, folders)

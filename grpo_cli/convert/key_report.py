@@ -29,7 +29,7 @@ CONVERTIBLE = (
     "script that starts `trl grpo` or `swift rlhf`"
 )
 """The fix for a file that cannot be converted."""
-EMPTY = "empty, so the default holds"
+EMPTY = "empty, so the default applies"
 
 
 @dataclass(frozen=True)
@@ -318,10 +318,7 @@ def write_recipe(report: KeyReport, source: str) -> str:
     parts = [_comment(head)]
     for key in Recipe.model_fields:
         lines = list(_write_entry(report, key, report.recipe[key])) if key in report.recipe else []
-        for target, text in report.to_do.items():
-            if f"{target}.".startswith(f"{key}."):
-                lines += _write_to_do(target, text, "  " if lines and target != key else "")
-        parts.append(lines)
+        parts.append([*lines, *_write_to_do(report, "", key)])
     dropped = [(entry.key, entry.note) for entry in report.dropped]
     notes = list_lines("Different in earlier versions of TRL:", report.notes.items())
     return join_parts([*parts, notes, list_lines("Not taken over:", dropped)])
@@ -357,12 +354,14 @@ def _write_entry(report: KeyReport, target: str, value: Any, pad: str = "") -> I
         yield f"{pad}{key}:"
         for name, inner in value.items():
             yield from _write_entry(report, f"{target}.{name}", inner, f"{pad}  ")
+        yield from _write_to_do(report, target, pad=f"{pad}  ")
     elif target == "rewards":
         yield "rewards:"
         for index, reward in enumerate(value):
             yield from _comment(report.comments.get(f"rewards.{index}", ""), "  ")
             text = write_plain([reward], compact=True).rstrip("\n")
             yield textwrap.indent(text, "  ")
+        yield from _write_to_do(report, "rewards", pad="  ")
     else:
         lines = dump_lines(key, value)
         beside = f"   # {_flatten(comment)}" if comment and len(lines) == 1 else ""
@@ -370,10 +369,34 @@ def _write_entry(report: KeyReport, target: str, value: Any, pad: str = "") -> I
         yield from (f"{pad}{line}{beside}" for line in lines)
 
 
-def _write_to_do(target: str, text: str, pad: str) -> Iterator[str]:
-    what, *example = text.split("\n")
-    yield from _comment(f"TO DO: {target}: {what}{', such as:' if example else ''}", pad)
-    yield from (f"{pad}# {_flatten(line)}" for line in example)
+def _write_to_do(report: KeyReport, section: str, key: str = "", pad: str = "") -> Iterator[str]:
+    """Yield what is to do in a section that is written, with the sections that its lines are in if they are not.
+
+    Args:
+        section: The section; empty for the recipe.
+        key: Of the recipe, the key.
+    """
+    opened: set[str] = set()
+    for target, text in report.to_do.items():
+        steps = target.split(".")
+        parents = [".".join(steps[:number]) for number in range(1, len(steps))]
+        written = [each for each in parents if _is_block(report, each)]
+        if (written or [""])[-1] != section or (key or steps[0]) != steps[0]:
+            continue
+        what, *example = text.split("\n")
+        part = " (in part)" if find(report.recipe, target) is not None else ""
+        yield from _comment(f"TO DO: {target}{part}: {what}{', such as:' if example else ''}", pad)
+        for depth, parent in enumerate(parents[len(written) :] if example else ()):
+            if parent not in opened:
+                opened.add(parent)
+                yield f"{pad}# {'  ' * depth}{steps[len(written) + depth]}:"
+        indent = "  " * (len(parents) - len(written))
+        yield from (f"{pad}# {indent}{_flatten(line)}" for line in example)
+
+
+def _is_block(report: KeyReport, target: str) -> bool:
+    """Return whether a section of the recipe is written with a line for each key."""
+    return target in (*_SECTIONS, "rewards") and bool(find(report.recipe, target))
 
 
 def _comment(text: str, pad: str = "") -> list[str]:

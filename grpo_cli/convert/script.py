@@ -8,15 +8,11 @@ Source: trl 1.16 (`GRPOTrainer.__init__`, `GRPOConfig`).
 import ast
 from typing import Any
 
-from grpo_cli.convert.key_report import by_key, read_keys
+from grpo_cli.convert.key_report import read_keys
 from grpo_cli.convert.rewards import TRL_REWARDS, Reward
-from grpo_cli.convert.script_account import (
-    ALL_SECTIONS,
-    Bound,
-    find_other_package,
-    kind_of,
-)
+from grpo_cli.convert.script_account import ALL_SECTIONS, Bound
 from grpo_cli.convert.script_model import ScriptModel
+from grpo_cli.convert.script_parts import find_other_package, find_target, kind_of
 from grpo_cli.convert.script_values import (
     MISSING,
     TRAINER_PARAMETERS,
@@ -27,10 +23,11 @@ from grpo_cli.convert.script_values import (
     Object,
     Value,
     code_of,
+    literal,
     plain,
     rest_of,
 )
-from grpo_cli.convert.trl import INIT_KWARGS, find_home
+from grpo_cli.convert.trl import INIT_KWARGS
 from grpo_cli.errors import nearest, recipe_error
 from grpo_cli.recipe.grpo_fields import MOVED, read_grpo_fields, refusal_of
 
@@ -103,7 +100,8 @@ class Script(ScriptModel):
         if len(made) > 1:
             place = f"{self.file.name} makes {what} {len(made)} times ({lines})"
             self.report.add_to_do(
-                "training", f"{place}; this recipe is of the first, compare the others"
+                "training",
+                f"{place}; this recipe is converted from the first; compare the others with it",
             )
             self.report.unread |= {*ALL_SECTIONS}
         return made[0] if made else None
@@ -119,14 +117,14 @@ class Script(ScriptModel):
         for name in [each for each in bound if each not in TRAINER_PARAMETERS]:
             value, node = bound.pop(name)
             if name in ("*", "**"):
-                fix = "these arguments of GRPOTrainer are not read; write what they hold"
+                fix = "write the arguments that it gives GRPOTrainer"
                 self.leave("model", value, node, fix)
                 self.report.unread |= {*ALL_SECTIONS}
                 continue
             close = _NEAR.get(name) or nearest(name, TRAINER_PARAMETERS)
             reason = "GRPOTrainer has no such argument"
             if name in read_grpo_fields():
-                reason += f"; GRPOConfig has, and recipes have `{_find_target(name)}`"
+                reason += f"; GRPOConfig has, and recipes have `{find_target(name)}`"
             elif close:
                 reason += f"; did you mean `{close}`?"
             elif is_own:
@@ -141,7 +139,7 @@ class Script(ScriptModel):
                     reason = "code of the script's own trainer; recipes train with TRL's"
                     self.drop(f"{cls.name}.{name}", value.node, reason)
         if trainer.cls is None and is_own:
-            reason = "its own code is not read, and recipes train with TRL's GRPOTrainer"
+            reason = "its code is not read, and recipes train with TRL's GRPOTrainer"
             self.drop(code_of(getattr(trainer.node, "func", trainer.node)), trainer.node, reason)
         return bound
 
@@ -154,40 +152,34 @@ class Script(ScriptModel):
         if config is None and configs:
             config = configs[0]
             if len(configs) > 1:
-                self.leave("training", value, node, "this is the first; write what holds")
+                fix = "this recipe has the first; write the values that are used"
+                self.leave("training", value, node, fix)
                 self.report.unread |= {"training", "generation", "logging"}
         if config is None and value is not None and plain(value) is not None:
-            fix = f"write its values: {self.advice_for(value)}"
-            self.leave("training", value, node, fix)
+            self.leave("training", value, node, self.advice_for(value))
             self.report.unread |= {"training", "generation", "logging"}
         for made in passes if config is not None else ():
             self.leave_change(made)
         settings = self.bind(config, ["output_dir"]) if config is not None else {}
-        for change in self.evaluator.assignments:
-            owner = change.owner
-            is_meant = owner is value or owner in (config, *passes)
-            # Items are those of `vars(config)`.
-            name = change.key[1] if isinstance(change.key, tuple) else change.key
-            if is_meant and isinstance(owner, Object) and isinstance(name, str):
-                self.account(change.node)
-                is_lost = change.condition and change.key not in owner.attrs
-                after = Object(change.node) if is_lost else owner.attrs[change.key]
-                at_call = isinstance(change.node, ast.Call)
-                settings[name] = (after, after.node if at_call else change.node)
+        owners = [each for each in (value, config, *passes) if each is not None]
+        settings |= self.changes_of(owners)
         for name, (setting, where) in settings.items():
             self._take_setting(name, setting, where)
 
     def _take_setting(self, name: str, value: Value, node: ast.AST) -> None:
-        data, target = plain(value), _find_target(name)
+        data, target = plain(value), find_target(name)
         if name in ("*", "**"):
             for each in rest_of(value):
                 at = each.node if isinstance(each.node, ast.stmt | ast.Call) else node
-                fix = f"write what it holds: {self.advice_for(each)}"
-                self.leave("training", each, at, fix)
+                self.leave("training", each, at, self.advice_for(each))
             self.report.unread |= {"training", "generation", "logging"}
         elif name == "vllm_sampling_params" and isinstance(value, Object) and value.is_call:
             self.account(node)
-            self._take_sampling(value)
+            bound = self.bind(value)
+            if isinstance(stop := plain(bound.get("stop", (None,))[0]), str):
+                bound["stop"] = (literal(value.node, [stop]), bound["stop"][1])
+            other = "write it in `generation.generation_kwargs`"
+            self.take_all("SamplingParams", bound, "script-sampling", other)
         elif data is not MISSING:
             self.put(name, data, node)
         elif isinstance(value, Literal) and isinstance(value.data, dict):
@@ -204,40 +196,18 @@ class Script(ScriptModel):
     def _take_mapping(self, name: str, target: str, value: Literal, node: ast.AST) -> None:
         """Take what is known of a mapping, and leave the rest to the user."""
         homes = INIT_KWARGS if name == "model_init_kwargs" else {}
-        pairs: dict[Any, ast.AST] = {}
-        if isinstance(value.node, ast.Call):
-            pairs = {each.arg: each.value for each in value.node.keywords}
-        elif isinstance(value.node, ast.Dict):
-            written = zip(value.node.keys, value.node.values, strict=True)
-            pairs = {getattr(key, "value", None): item for key, item in written}
         for key, item in value.data.items():
-            at = pairs.get(key, item.node)
+            at = self.node_of(value, key)
             if name == "model_init_kwargs" and key == "quantization_config":
                 self.take_quantization(item, at)
             elif plain(item) is MISSING:
                 self.leave(homes.get(key, f"{target}.{key}"), item, at)
         for each in value.rest:
-            fix = f"write what it adds: {self.advice_for(each)}"
-            self.leave(target, each, each.node, fix)
+            self.leave(target, each, each.node, self.advice_for(each))
         known = {key: plain(item) for key, item in value.data.items()}
         known = {key: data for key, data in known.items() if data is not MISSING}
         if known:
             self.put(name, known, node)
-
-    def _take_sampling(self, made: Object) -> None:
-        """Take vLLM's `SamplingParams`, which unsloth samples with."""
-        table = read_keys("script-sampling")
-        reasons = by_key(table["drop"])
-        for name, (value, node) in self.bind(made).items():
-            data, target = plain(value), table["keep"].get(name)
-            if target is None:
-                other = "write it in `generation.generation_kwargs`"
-                self.drop_all("SamplingParams", {name: (value, node)}, reasons, other)
-            elif data is MISSING:
-                self.leave(target, value, node)
-            else:
-                data = [data] if name == "stop" and isinstance(data, str) else data
-                self.extra[target] = (f"SamplingParams.{name}", data, node)
 
     # Rewards, tools and callbacks.
 
@@ -293,7 +263,7 @@ class Script(ScriptModel):
             longest, cache = (plain(bound.get(each, (None,))[0]) for each in _OVERLONG)
             if isinstance(longest, int) and isinstance(cache, int):
                 return Reward({"kind": "soft_overlong", "max_length": longest, "cache": cache})
-        fix = "write it as a function at the top level, `{kind: python, path: FILE.py:NAME}`"
+        fix = "make it a function at the top level of a file: `{kind: python, path: FILE.py:NAME}`"
         self.leave("rewards", None, item.node, fix)
         return Reward(None, "is not a function at the top level of the script")
 
@@ -320,8 +290,3 @@ class Script(ScriptModel):
         for made in self.made:
             if trainer is not None and made.owner is trainer and made.name == "add_callback":
                 self.drop(code_of(made.node, 120), made.node, _NO_CALLBACKS)
-
-
-def _find_target(name: str) -> str | None:
-    """Return the recipe's key for a field of `GRPOConfig`, or None."""
-    return read_keys("script-targets").get(name, find_home(name))

@@ -1,9 +1,8 @@
 """The account of a Python script: what is taken, what is left to the user and what is dropped, with lines."""
 
 import ast
-import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path as FilePath
 from typing import Any
 
@@ -11,6 +10,7 @@ from grpo_cli.convert.key_report import KeyReport, by_key, read_keys, write_valu
 from grpo_cli.convert.rewards import Reward, name_file
 from grpo_cli.convert.script_environment import Assignment, TooLongError
 from grpo_cli.convert.script_evaluator import Evaluator
+from grpo_cli.convert.script_parts import code_of_call, find_target, kind_of, list_settings, role_of
 from grpo_cli.convert.script_values import (
     METHODS,
     MISSING,
@@ -27,86 +27,13 @@ from grpo_cli.convert.script_values import (
     reachable,
     root_of,
 )
-from grpo_cli.convert.trl import find_home
 from grpo_cli.issues import Location
-from grpo_cli.recipe.yaml_tree import Node, as_node, read_source
+from grpo_cli.recipe.yaml_tree import Node, as_node
 
-_TRLS = ("trl", "unsloth", "open_r1", "swift")
-"""Packages whose trainer is TRL's, or takes what TRL's takes."""
 ALL_SECTIONS = ("model", "dataset", "rewards", "training", "generation", "logging")
 _SIGNS = ("GRPOConfig", "LoraConfig", "GRPOTrainer", "load_dataset")
 Bound = dict[str, tuple[Value, ast.AST]]
 """Arguments of a call by name, with the code of each."""
-
-
-def kind_of(made: Object) -> str:
-    """Return which part of a training a call makes; empty for another."""
-    (loader, _, last), args = made.name.rpartition("."), made.args or {}
-    if not made.is_call:
-        return ""
-    if last.endswith("Trainer") and ("GRPO" in made.name.upper() or "reward_funcs" in args):
-        return "trainer"
-    if last.endswith("Config") and "GRPO" in last:
-        return "config"
-    if last in ("get_peft_model", "LoraConfig", "BitsAndBytesConfig"):
-        return "adapter"
-    if last == "from_pretrained":
-        is_adapter = "Peft" in loader and "Auto" not in loader
-        if loader.endswith(("Tokenizer", "Processor", "TokenizerFast")):
-            return "tokenizer"
-        return "adapter" if is_adapter or loader.endswith("Config") else "model"
-    is_rows = last in ("load_dataset", "load_from_disk") or made.name.startswith("pandas.read_")
-    return "rows" if is_rows or ".Dataset.from_" in f".{made.name}" else ""
-
-
-def find_other_package(made: Object, folder: FilePath) -> str:
-    """Return the package that a trainer or config comes from; empty for TRL, and for a file here that uses TRL."""
-    package = made.name.rpartition(".")[0].removesuffix(f".{made.last_name}")
-    if not package or package.partition(".")[0] in _TRLS:
-        return ""
-    path = package.lstrip(".").replace(".", "/")
-    files = (
-        base / f"{path}{end}" for base in (folder, FilePath()) for end in (".py", "/__init__.py")
-    )
-    is_ours = any(re.search(r"\btrl\b", read_source(each)) for each in files if each.is_file())
-    return "" if is_ours else package
-
-
-def role_of(value: Value | None) -> str:
-    """Return which part of a training a value belongs to; empty for another."""
-    root = root_of(value)
-    if not isinstance(root, Object):
-        return ""
-    if root.is_import and "GRPOTrainer" in root.last_name:
-        return "trainer"
-    kind = kind_of(root)
-    if not kind and root.is_call and root is not value:
-        args = [*(root.args or {}).values()]
-        args += [each for arg in args if isinstance(arg, Literal) for each in parts_of(arg)]
-        # An item of rows, such as a text, is not rows.
-        is_given = any(role_of(each) == "rows" and not is_item(each) for each in args)
-        return "rows" if is_given else ""
-    # unsloth returns the tokenizer with the model.
-    while kind == "model" and isinstance(value, Object) and value is not root:
-        if value.name == "[1]":
-            return "tokenizer"
-        value = value.owner
-    return "model" if kind == "adapter" else kind
-
-
-def is_item(value: Value) -> bool:
-    """Return whether a value is an item of something."""
-    return isinstance(value, Object) and value.name.startswith("[")
-
-
-def code_of_call(made: Object, longest: int = 120) -> str:
-    """Return the code of a method call; what it is called on is left out if it is a call itself."""
-    call = made.node
-    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
-        return code_of(call, longest)
-    if isinstance(call.func.value, ast.Name | ast.Attribute):
-        return code_of(call, longest)
-    return code_of(ast.Call(ast.Name(f"….{made.last_name}"), call.args, call.keywords), longest)
 
 
 class ScriptAccount:
@@ -209,18 +136,35 @@ class ScriptAccount:
         return bound
 
     @staticmethod
-    def node_of(made: Object, name: str) -> ast.AST:
-        """Return the code of an argument of a call."""
+    def node_of(made: Value, name: Any) -> ast.AST:
+        """Return the code of an argument of a call, or of an item of a mapping."""
         call = made.node
+        nodes: list[ast.expr] = []
         if isinstance(call, ast.Call):
-            written = None if name == "**" else name
-            nodes = [each.value for each in call.keywords if each.arg == written]
-            if len(nodes) == 1:
-                return nodes[0]
-            if name.isdigit() and int(name) < len(call.args):
-                return call.args[int(name)]
-        value = (made.args or {}).get(name)
-        return value.node if value is not None else call
+            nodes = [
+                each.value for each in call.keywords if each.arg == (name if name != "**" else None)
+            ]
+            nodes += call.args[int(name) : int(name) + 1] if str(name).isdigit() else []
+        elif isinstance(call, ast.Dict):
+            pairs = zip(call.keys, call.values, strict=True)
+            nodes = [value for key, value in pairs if getattr(key, "value", call) == name]
+        items: Any = made.data if isinstance(made, Literal) else getattr(made, "args", None)
+        return nodes[0] if len(nodes) == 1 else items[name].node
+
+    def changes_of(self, owners: Collection[Value]) -> Bound:
+        """Return what is set on objects after they were made, all of which the caller takes."""
+        bound: Bound = {}
+        for change in self.evaluator.assignments:
+            owner, key = change.owner, change.key
+            # Items are those of `vars(config)`.
+            name = key[1] if isinstance(key, tuple) else key
+            if owner in owners and isinstance(owner, Object) and isinstance(name, str):
+                self.account(change.node)
+                is_lost = change.condition and key not in owner.attrs
+                after = Object(change.node) if is_lost else owner.attrs[key]
+                at_call = isinstance(change.node, ast.Call)
+                bound[name] = (after, after.node if at_call else change.node)
+        return bound
 
     # The account.
 
@@ -291,13 +235,53 @@ class ScriptAccount:
         self.account(node, inside=True)
         self.report.note(key, self.place(node), reason)
 
-    def drop_all(
-        self, prefix: str, bound: Bound, reasons: Mapping[str, str], other: str = ""
-    ) -> None:
+    def drop_all(self, prefix: str, bound: Bound, reason: str) -> None:
         """Record arguments of a call without a counterpart in a recipe."""
         for name, (_, node) in bound.items():
-            reason = reasons.get(name) or other or f"`{code_of(node)}` has no place in a recipe"
             self.drop(f"{prefix}.{name}", node, reason)
+
+    def take_all(
+        self,
+        prefix: str,
+        bound: Bound,
+        table: str,
+        other: str = "",
+        keep: Mapping[str, str] | None = None,
+        home: str = "",
+    ) -> None:
+        """Take arguments of a call by a part of `keys.yaml`: a key of the config or the recipe, or a reason.
+
+        Args:
+            prefix: What the arguments are of.
+            bound: The arguments.
+            table: The part of `keys.yaml`.
+            other: Why arguments have no place that the table does not have; empty to leave them in `bound`.
+            keep: Arguments that are taken → their keys; None for those of the table.
+            home: The section of the recipe that takes these instead; empty for none.
+        """
+        reasons, keep = by_key(read_keys(table)["drop"]), keep or read_keys(table).get("keep", {})
+        for name, (value, node) in [*bound.items()]:
+            data, key = plain(value), keep.get(name)
+            if key is None and home and name not in reasons:
+                key = f"{home}.{name}"
+            if key is None and not (reasons.get(name) or other):
+                continue
+            del bound[name]
+            if data is None and key is not None:
+                self.drop(f"{prefix}.{name}", node, "`None`, so the default applies")
+            elif key is None:
+                self.drop(f"{prefix}.{name}", node, reasons.get(name, other))
+            elif data is MISSING:
+                self.leave(find_target(key) or key, value, node)
+            elif "." in key:
+                self.write(key, f"{prefix}.{name}", data, node)
+            else:
+                self.put(key, data, node)
+
+    def write(self, target: str, key: str, data: Any, node: ast.AST) -> None:
+        """Write a key of the recipe that no config of TRL has."""
+        self.account(node)
+        self.extra[target] = (key, data, node)
 
     def leave(
         self, target: str, value: Value | None, node: ast.AST, fix: str = "write its value"
@@ -308,7 +292,7 @@ class ScriptAccount:
         target = target.removesuffix(".**").removesuffix(".*")
         example = ""
         about = self._describe(value, node) if plain(value) is MISSING else ""
-        if default is not MISSING and default is not None and "." in target:
+        if default is not MISSING and default is not None and ("." in target or target == "seed"):
             example = f"\n{write_value(target.rpartition('.')[2], default)}"
             if target == "generation.backend":
                 default = "vllm" if default else "transformers"
@@ -351,13 +335,15 @@ class ScriptAccount:
 
     @staticmethod
     def advice_for(value: Value) -> str:
-        """Return where values that are not in the script come from."""
+        """Return what to write for values that are not in the script."""
         objects = [each for each in reachable(value) if isinstance(each, Object)]
         if any(each.name == "flags" for each in objects):
-            return "they come from the command line, or the YAML that it names; convert that YAML"
+            text = "its values come from the command line, or from a YAML that it names"
+            return f"{text}: convert that YAML, or write them"
         imports = (each for each in objects if each.is_import)
         imported = next((each for each in imports if isinstance(each.node, ast.ImportFrom)), None)
-        return f"`{imported.name}` is in another file" if imported else "the script computes it"
+        other = f"; it comes from `{imported.name}`, in another file" if imported else ""
+        return f"write its values{other}"
 
     # What is left.
 
@@ -428,18 +414,19 @@ class ScriptAccount:
         reason = "it does not reach GRPOTrainer"
         if is_reached:
             when = self.when(made)
-            reason = "it is a part of what is left to write"
+            reason = "part of a value that is left to write"
             reason = f"whether GRPOTrainer gets it depends on `{when}`" if when else reason
         if role in ("trainer", "config"):
             reason = f"of another {role}, or of one that GRPOTrainer is not known to get"
         if made.cls is not None and is_reached:
             reason = f"an argument of the script's own {role}; what that sets is taken"
-        reason = read_keys("script-unreached").get(role, reason)
+        if role == "tokenizer":
+            reason = "the tokenizer is that of `model.path`"
         code = code_of(made.node, 10**6)
         if left and len(left) == len(bound) and len(code) <= 100:
             self.drop(code, made.node, reason)
         else:
-            self.drop_all(made.cls.name if made.cls else made.last_name, left, {}, reason)
+            self.drop_all(made.cls.name if made.cls else made.last_name, left, reason)
 
     def _sweep_method(self, made: Object, role: str) -> None:
         name, code = made.last_name, code_of_call(made)
@@ -450,7 +437,10 @@ class ScriptAccount:
             self.report.settle((code,), "training", "what `grpo train` does")
             return
         reasons = by_key(read_keys(f"script-{role}-calls"))
-        self.drop(code, made.node, reasons.get(name, "recipes have no such step"))
+        if role == "config" and name not in reasons:
+            self.leave_change(made)
+        else:
+            self.drop(code, made.node, reasons.get(name, "recipes have no such step"))
 
     def _sweep_call(self, made: Object, is_reached: bool) -> None:
         """Name a call that gets a part of the training, and may change it."""
@@ -467,7 +457,7 @@ class ScriptAccount:
         if any(kind_of(each) == "config" for each in objects):
             self.leave_change(made)
         else:
-            reason = f"gets the {touched[0]}, and may change it; it is not read"
+            reason = f"gets the {touched[0]}, and may change it; its code is not read"
             self.drop(code_of_call(made), made.node, reason)
 
     def _sweep_assignment(self, change: Assignment, role: str) -> None:
@@ -491,7 +481,7 @@ class ScriptAccount:
                 self.drop(code_of(node, 240), node, self._find_unread(node))
             if any(isinstance(each, Object) and each.is_call for each in values.get(node, ())):
                 continue  # of another part, which is named
-            for setting, value in _list_settings(node):
+            for setting, value in list_settings(node):
                 if not self.is_accounted(value):
                     reason = "not known to reach GRPOTrainer"
                     self.drop(f"{setting} = {code_of(value)}", value, reason)
@@ -502,33 +492,4 @@ class ScriptAccount:
         owners = [each for each in self.nodes if isinstance(each, kinds) and node in ast.walk(each)]
         if not owners or owners[-1] in self.evaluator.entered:
             return "this code is in a branch or loop that was not read"
-        name = owners[-1].name
-        used = {getattr(each, "id", None) or getattr(each, "attr", None) for each in self.nodes}
-        if name in used or name.startswith("__"):
-            return f"`{name}` was not read: how it is called was not followed"
-        return "no call of this code was found"
-
-
-def _list_settings(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
-    """Yield the arguments, items or attributes with the name of a setting of a training, and their code."""
-    pairs: list[tuple[Any, ast.expr]] = []
-    match node:
-        case ast.Call(keywords=keywords):
-            pairs = [(each.arg, each.value) for each in keywords]
-        case ast.Dict(keys=keys, values=values):
-            pairs = [*zip((getattr(each, "value", None) for each in keys), values, strict=True)]
-        case ast.ClassDef(body=body):
-            fields = [each for each in body if isinstance(each, ast.AnnAssign) and each.value]
-            pairs = [(getattr(each.target, "id", None), each.value) for each in fields]  # type: ignore[misc]
-        case ast.Assign(targets=[ast.Attribute(attr=name)], value=value):
-            pairs = [(name, value)]
-        case ast.Assign(targets=[ast.Subscript(slice=ast.Constant(value=name))], value=value):
-            pairs = [(name, value)]
-    for name, value in pairs:
-        target = find_home(name) if isinstance(name, str) else None
-        if target is not None and target.startswith("training.") and not _is_unset(value):
-            yield name, value
-
-
-def _is_unset(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and node.value is None
+        return f"no call of `{owners[-1].name}` was followed"

@@ -1,11 +1,9 @@
 """Calls in a Python script: its functions and classes, other packages, and arguments of the command line."""
 
 import ast
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
-from grpo_cli.convert.key_report import read_keys
 from grpo_cli.convert.script_expressions import Expressions, has_mapping, make_uncertain
 from grpo_cli.convert.script_values import (
     FUNCTIONS,
@@ -107,35 +105,26 @@ class Calls(Expressions):
 
     # Functions and classes of the script.
 
-    @contextmanager
-    def _enter(self, node: ast.AST) -> Iterator[bool]:
-        """Enter a function; yield whether it is followed: not if it calls itself, or too deep."""
-        is_followed = node not in self._active and len(self._active) < _DEEPEST
-        self.entered.add(node)
-        self._active.append(node)
-        try:
-            yield is_followed
-        finally:
-            self._active.pop()
-
     def _call_function(
         self, node: ast.AST, function: Function, positional: list[Value], keywords: Arguments
     ) -> Value:
+        """Return the result of a function; unknown if it calls itself, or too deep."""
         definition = function.node
-        unknown = Object(node, parts=(*positional, *keywords.values()))
-        with self._enter(definition) as is_followed:
-            is_code = isinstance(definition, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-            if not is_followed or not is_code:
-                return unknown
-            frame = Frame({}, parent=function.frame, function=function)
+        self.entered.add(definition)
+        is_code = isinstance(definition, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        if definition in self._active or len(self._active) >= _DEEPEST or not is_code:
+            return Object(node, parts=(*positional, *keywords.values()))
+        frame = Frame({}, parent=function.frame, function=function)
+        self._active.append(definition)
+        self._methods.append((function.cls, function.positional))
+        try:
             self._bind(function, [*function.positional, *positional], keywords, frame)
             if isinstance(definition, ast.Lambda):
                 return self.evaluate(definition.body, frame)
-            self._methods.append((function.cls, function.positional))
-            try:
-                self.execute(definition.body, frame)  # type: ignore[attr-defined]
-            finally:
-                self._methods.pop()
+            self.execute(definition.body, frame)  # type: ignore[attr-defined]
+        finally:
+            self._methods.pop()
+            self._active.pop()
         if frame.yields:
             # One in a branch or loop may come never, or several times.
             is_open = any(condition != self.condition for condition, _ in frame.yields)
@@ -338,7 +327,6 @@ class Calls(Expressions):
             if name in _MAPPING_CHANGES:
                 self.change_unknown(node, name, owner, positional, keywords)
             result = self.parse(node, owner, name, args) if owner.is_call else None
-            result = result or self._set_fields(node, name, owner, args)
         if result is not None:
             return result
         return (
@@ -381,19 +369,6 @@ class Calls(Expressions):
         if name in FUNCTIONS and not keywords:
             return self.lift(node, FUNCTIONS[name], positional)
         return None
-
-    def _set_fields(self, node: ast.AST, name: str, owner: Object, args: Arguments) -> Value | None:
-        """Set the fields that a method of `TrainingArguments`, such as `set_training`, sets."""
-        fields = read_keys("script-setters").get(name)
-        if fields is None:
-            return None
-        for index, (parameter, (target, default)) in enumerate(fields.items()):
-            value = args.get(parameter, args.get(str(index)))
-            if value is None and {"*", "**"} & args.keys():
-                value = Object(node)
-            if value is not None or default is not None:
-                self.set_attribute(owner, target, value or literal(node, default), node)
-        return owner
 
 
 def _name_rest(star: str, rest: tuple[Value, ...]) -> Arguments:

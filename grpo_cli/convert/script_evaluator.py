@@ -5,14 +5,11 @@ classes of the script are followed where they are called.
 """
 
 import ast
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from grpo_cli.convert.script_arguments import CommandLine
-from grpo_cli.convert.script_calls import Calls
-from grpo_cli.convert.script_environment import put_back
 from grpo_cli.convert.script_values import (
     MISSING,
     Choice,
@@ -38,40 +35,6 @@ _EXITS = ("sys.exit", "exit", "quit", "os._exit")
 _IMPORTS = (ast.Import, ast.ImportFrom)
 
 
-@dataclass(frozen=True, eq=False)
-class _Carried:
-    """A value that a loop changes, which it may compute from that of the turn before."""
-
-    target: dict[Any, Any]
-    key: Any
-    name: Any
-    """Of an item of a mapping, its key."""
-    before: Value
-    unknown: Object
-    """Stands for the value of the turn before."""
-
-    def write(self, evaluator: Calls, value: Value) -> None:
-        """Set the value."""
-        whole = value
-        if self.key == "data":
-            whole = {**self.target[self.key], self.name: value}  # type: ignore[assignment]
-        evaluator.store(self.target, self.key, whole)
-
-    def settle(self, evaluator: Calls) -> None:
-        """After the loop, set what it may be: unknown if the loop computes it from itself."""
-        value = self.target.get(self.key, MISSING)
-        value = value.get(self.name) if self.key == "data" else value
-        if not isinstance(value, Value):
-            return
-        options = value.options if isinstance(value, Choice) else (("", value),)
-        for _, option in options:
-            if option is not self.unknown and self.unknown in reachable(option):
-                self.write(evaluator, Object(option.node, parts=(option,)))
-                return
-        kept = [(test, self.before if each is self.unknown else each) for test, each in options]
-        self.write(evaluator, choose(value.node, kept))
-
-
 class Evaluator(CommandLine):
     """Evaluates statements; its attributes are what the script makes and changes."""
 
@@ -81,6 +44,8 @@ class Evaluator(CommandLine):
         super().__init__(flags, places)
         self.functions: list[Function] = []
         """Functions and methods of the script, in the order of their definitions."""
+        self._loops = 0
+        """The loops that are read, inside each other."""
 
     def execute(self, body: Sequence[ast.stmt], frame: Frame) -> str | None:
         """Read statements in order; return why they end early: `return`, `raise` or `loop`, or None."""
@@ -104,7 +69,10 @@ class Evaluator(CommandLine):
                 self.assign(target, self.evaluate(value, frame), frame, statement)
             case ast.AugAssign(target=target, op=operator, value=value):
                 pair = self.evaluate(target, frame), self.evaluate(value, frame)
-                changed = self.operate(statement, operator, *pair)
+                # A loop computes it again and again.
+                changed: Value = Object(statement, parts=pair)
+                if not self._loops:
+                    changed = self.operate(statement, operator, *pair)
                 self.assign(target, changed, frame, statement)
             case ast.FunctionDef() | ast.AsyncFunctionDef():
                 function = Function(statement, frame=frame)
@@ -186,40 +154,25 @@ class Evaluator(CommandLine):
         else:
             unknown = Object(statement.target, "each", self.evaluate(statement.iter, frame))
             self.assign(statement.target, unknown, frame, statement)
+        carried: dict[str, tuple[Value, Object]] = {}
+        for name in _list_carried(statement):
+            before = frame.names.get(name)
+            if isinstance(before, Literal) and isinstance(before.data, int | float | str):
+                carried[name] = (before, Object(statement))
+                self.store(frame.names, name, carried[name][1])
         arms = [(f"in the loop of line {statement.lineno}", statement.body), ("", [])]
-        marks = len(self.made), len(self.assignments)
-        self._undo.append({})
-        try:
-            self._execute_arms(statement, arms, frame)
-        finally:
-            undo = self._undo.pop()
-        carried = [each for place in undo.values() for each in self._carry(statement, *place)]
-        if carried:
-            for place in undo.values():
-                put_back(*place)
-            del self.made[marks[0] :], self.assignments[marks[1] :]
-            for each in carried:
-                each.write(self, each.unknown)
-            self._execute_arms(statement, arms, frame)
-            for each in carried:
-                each.settle(self)
-        elif self._undo:
-            self._undo[-1] = {**undo, **self._undo[-1]}
+        self._loops += 1
+        self._execute_arms(statement, arms, frame)
+        self._loops -= 1
+        for name, (before, unknown) in carried.items():
+            value = frame.names[name]
+            options = value.options if isinstance(value, Choice) else (("", value),)
+            changed = [each for _, each in options if each is not unknown]
+            open_ = [each for each in changed if unknown in reachable(each)]
+            kept = [(test, before if each is unknown else each) for test, each in options]
+            after = Object(open_[0].node, parts=(open_[0],)) if open_ else choose(value.node, kept)
+            self.store(frame.names, name, after)
         return self.execute(statement.orelse, frame)
-
-    def _carry(
-        self, loop: ast.AST, target: dict[Any, Any], key: Any, before: Any
-    ) -> Iterator["_Carried"]:
-        """Yield the values that a loop changes, and may compute from those of the turn before."""
-        after = target.get(key, MISSING)
-        if key == "data" and isinstance(before, dict) and isinstance(after, dict):
-            pairs = [(name, value, after.get(name)) for name, value in before.items()]
-        else:
-            pairs = [(None, before, after)]
-        for name, old, new in pairs:
-            is_scalar = isinstance(old, Literal) and isinstance(old.data, int | float | str)
-            if is_scalar and new is not old:
-                yield _Carried(target, key, name, old, Object(loop))
 
     def _execute_try(self, statement: ast.Try | ast.TryStar, frame: Frame) -> str | None:
         signal = self.execute(statement.body, frame) or self.execute(statement.orelse, frame)
@@ -260,3 +213,10 @@ class Evaluator(CommandLine):
             name = alias.name if is_whole else alias.name.partition(".")[0]
             value = Object(statement, name=f"{start}{name}")
             self.store(frame.names, alias.asname or name, value)
+
+
+def _list_carried(loop: ast.stmt) -> set[str]:
+    """Return the names that a turn of a loop may compute from those of the turn before."""
+    names = [each for each in ast.walk(loop) if isinstance(each, ast.Name)]
+    read = {each.id for each in names if isinstance(each.ctx, ast.Load)}
+    return read & {each.id for each in names if isinstance(each.ctx, ast.Store)}

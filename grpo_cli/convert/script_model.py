@@ -7,7 +7,8 @@ import ast
 from typing import Any
 
 from grpo_cli.convert.key_report import read_keys
-from grpo_cli.convert.script_account import Bound, code_of_call, kind_of
+from grpo_cli.convert.script_account import Bound
+from grpo_cli.convert.script_parts import code_of_call, kind_of
 from grpo_cli.convert.script_rows import ScriptRows
 from grpo_cli.convert.script_values import (
     MISSING,
@@ -34,10 +35,7 @@ _UNSLOTH_LORA = {
 """Defaults of unsloth's `get_peft_model`."""
 _VISION = ("AutoModelForImageTextToText", "AutoModelForVision2Seq", "FastVisionModel")
 _BITS = ("load_in_4bit", "load_in_8bit")
-_UNSLOTH_VLLM = {
-    "gpu_memory_utilization": "vllm_gpu_memory_utilization",
-    "max_seq_length": "vllm_max_model_length",
-}
+_ONLY_VLLM = "only vLLM reads it here; see `dataset.max_prompt_length` and `generation.max_completion_length`"
 
 
 class ScriptModel(ScriptRows):
@@ -63,31 +61,24 @@ class ScriptModel(ScriptRows):
 
     def _take_lora(self, made: Object, bound: Bound, defaults: dict[str, Any]) -> None:
         self.put("use_peft", True, made.node)
-        is_open = bool({"*", "**"} & bound.keys())
-        for name in () if is_open else defaults.keys() - bound.keys():
+        stars = {name: bound.pop(name) for name in ("*", "**") if name in bound}
+        for value, node in stars.values():
+            self.leave("model.lora", value, node, self.advice_for(value))
+            self.report.unread.add("model")
+        for name in () if stars else defaults.keys() - bound.keys():
             self.put(_LORA[name], defaults[name], made.node)
-        reasons = read_keys("script-lora")
-        for change in self.evaluator.assignments:
-            if change.owner is made and not isinstance(change.key, tuple):
-                self.account(change.node)
-                bound[change.name] = (made.attrs.get(change.name, change.value), change.node)
-        for name, (value, node) in bound.items():
-            data = plain(value)
-            if name in ("*", "**"):
-                self.leave("model.lora", value, node, "write what it holds")
-                self.report.unread.add("model")
-            elif name == "use_gradient_checkpointing" and data is not MISSING:
-                if "gradient_checkpointing" not in self.report.tree.value:
-                    self.put("gradient_checkpointing", bool(data), node)
-            elif data is None and name in _LORA:
-                self.drop(f"LoraConfig.{name}", node, "None, so the default holds")
-            elif name not in _LORA:
-                reason = reasons.get(name) or LORA_REFUSED.get(name, "unknown to peft")
-                self.drop(f"LoraConfig.{name}", node, reason.removeprefix("remove it: "))
-            elif data is MISSING:
-                self.leave(f"model.lora.{name}", value, node)
-            else:
-                self.put(_LORA[name], data, node)
+        bound |= self.changes_of((made,))
+        checkpointing = bound.pop("use_gradient_checkpointing", None)
+        if checkpointing and "gradient_checkpointing" not in self.report.tree.value:
+            is_on = plain(checkpointing[0]) is not False
+            self.put("gradient_checkpointing", is_on, checkpointing[1])
+        for name in bound.keys() & LORA_REFUSED.keys() - _LORA.keys():
+            self.drop(
+                f"LoraConfig.{name}",
+                bound.pop(name)[1],
+                LORA_REFUSED[name].removeprefix("remove it: "),
+            )
+        self.take_all("LoraConfig", bound, "script-lora", "unknown to peft", _LORA)
 
     def take_model(self, value: Value, node: ast.AST) -> None:
         """Take the model that the trainer gets: its name, or how it is loaded and changed."""
@@ -136,7 +127,7 @@ class ScriptModel(ScriptRows):
         config = bound.pop("peft_config", None)
         if config is not None:
             self.take_adapter(*config)
-            self.drop_all("get_peft_model", bound, {})
+            self.drop_all("get_peft_model", bound, "not an argument of peft's `get_peft_model`")
         elif bound:
             self._take_lora(made, bound, _UNSLOTH_LORA)
         else:
@@ -148,21 +139,17 @@ class ScriptModel(ScriptRows):
         bound.pop("model", None)
         folder, node = bound.get("model_id", (None, made.node))
         if isinstance(plain(folder), str):
-            self.extra["model.adapter"] = ("PeftModel.from_pretrained", plain(folder), node)
+            self.write("model.adapter", "PeftModel.from_pretrained", plain(folder), node)
         else:
             self.leave("model.adapter", folder, node, "name the adapter's folder")
         bound.pop("model_id", None)
-        reasons = {"is_trainable": "an adapter of a recipe is always trained"}
-        self.drop_all("PeftModel", bound, reasons, "`model.adapter` takes a folder")
+        self.take_all("PeftModel", bound, "script-peft", "`model.adapter` takes a folder")
 
     def _take_pretrained(self, made: Object) -> None:
         """Take `from_pretrained(…)`; its default precision is the checkpoint's."""
         bound = self.bind(made, ["path"])
-        for name in ("model_name", "pretrained_model_name_or_path"):
-            if name in bound:
-                bound["path"] = bound.pop(name)
-        path, node = bound.get("path", (None, made.node))
-        bound.pop("path", None)
+        names = ("path", "model_name", "pretrained_model_name_or_path")
+        path, node = next((bound.pop(name) for name in names if name in bound), (None, made.node))
         if isinstance(plain(path), str):
             self.put("model_name_or_path", plain(path), node)
         else:
@@ -172,21 +159,18 @@ class ScriptModel(ScriptRows):
         if made.name.split(".")[-2] in _VISION:
             fix = "name the column with images, as in `prompt: {images: image}`"
             self.leave("dataset.prompt.images", None, made.node, fix)
+        for name in bound.keys() & {"*", "**"}:
+            value, at = bound.pop(name)
+            self.leave("model.init_kwargs", value, at, self.advice_for(value))
+            self.report.unread.add("model")
+        if "quantization_config" in bound:
+            self.take_quantization(*bound.pop("quantization_config"))
+        self.take_all("from_pretrained", bound, "script-from-pretrained")
         init: dict[str, Any] = {"dtype": "auto"}
-        reasons = read_keys("script-from-pretrained")
         for name, (value, at) in bound.items():
             data, key = plain(value), name.replace("torch_dtype", "dtype")
-            if name in ("*", "**"):
-                self.leave("model.init_kwargs", value, at, "write what it holds")
-                self.report.unread.add("model")
-            elif name in reasons:
-                self.drop(f"from_pretrained.{name}", at, reasons[name])
-            elif name == "quantization_config":
-                self.take_quantization(value, at)
-            elif name in _BITS and data is not MISSING:
-                self.put(name, data, at)
-            elif data is MISSING:
-                self.leave(f"model.{'quantization' if name in _BITS else key}", value, at)
+            if data is MISSING:
+                self.leave(f"model.{key}", value, at)
                 init.pop(key, None)
             elif data is not None:
                 self.account(at)
@@ -196,29 +180,24 @@ class ScriptModel(ScriptRows):
 
     def _take_unsloth(self, bound: Bound, made: Object) -> None:
         """Take what unsloth's `from_pretrained` has besides transformers'."""
-        reasons = read_keys("script-unsloth")
-        is_fast, is_full = (
-            name in bound and plain(bound[name][0]) is True
+        fast, full = (
+            plain(bound[name][0]) if name in bound else None
             for name in ("fast_inference", "full_finetuning")
         )
-        if "load_in_4bit" not in bound and not is_full:
+        if "load_in_4bit" not in bound and full is not True:
             self.put("load_in_4bit", True, made.node)
-        if is_fast:
+        if fast is True:
             self.put("use_vllm", True, bound.pop("fast_inference")[1])
-        elif "fast_inference" in bound and plain(bound["fast_inference"][0]) is MISSING:
+        elif fast is MISSING:
             self.leave("generation.backend", *bound.pop("fast_inference"))
             self.report.unread.add("generation")
-        for name in [each for each in _UNSLOTH_VLLM if each in bound]:
-            (value, node), key = bound.pop(name), _UNSLOTH_VLLM[name]
-            if plain(value) is MISSING:
-                self.leave(f"generation.{key.replace('vllm_', 'vllm.')}", value, node)
-            elif key not in self.report.tree.value and (is_fast or self.report.is_on("use_vllm")):
-                target = f"generation.{key.replace('vllm_', 'vllm.')}"
-                self.extra[target] = (f"from_pretrained.{name}", plain(value), node)
-            else:
-                self.drop(f"from_pretrained.{name}", node, reasons[name])
-        unsloths = {name: bound.pop(name) for name in [*bound] if name in reasons}
-        self.drop_all("from_pretrained", unsloths, reasons)
+        for name, target in read_keys("script-unsloth")["keep"].items():
+            key = target.removeprefix("generation.").replace("vllm.", "vllm_")
+            if name in bound and (
+                key in self.report.tree.value or not (fast or self.report.is_on("use_vllm"))
+            ):
+                self.drop(f"from_pretrained.{name}", bound.pop(name)[1], _ONLY_VLLM)
+        self.take_all("from_pretrained", bound, "script-unsloth")
 
     def take_quantization(self, value: Value, node: ast.AST) -> None:
         """Take the bits of `BitsAndBytesConfig(…)`."""
@@ -233,7 +212,7 @@ class ScriptModel(ScriptRows):
         bound = self.bind(made[0])
         self.put(bits[0], True, bound.pop(bits[0])[1])
         reason = "4bit is always NF4 with double quantization, computed in the training's precision"
-        self.drop_all("BitsAndBytesConfig", bound, {}, reason)
+        self.drop_all("BitsAndBytesConfig", bound, reason)
 
     # The tokenizer.
 
@@ -242,7 +221,7 @@ class ScriptModel(ScriptRows):
         self.parts[id(value)] = "tokenizer"
         loaded, _ = self.find(value, "from_pretrained")
         if not loaded and plain(value) is not None:
-            reason = f"the tokenizer is that of `model.path`; what `{code_of(node)}` has besides is not read"
+            reason = f"the tokenizer is that of `model.path`; the settings of `{code_of(node)}` are not read"
             self.drop("GRPOTrainer.processing_class", node, reason)
         for made in self.made:
             if made.last_name == "get_chat_template" and made in reachable(value):
@@ -251,31 +230,29 @@ class ScriptModel(ScriptRows):
 
     def take_tokenizers(self) -> None:
         """Take the settings of all tokenizers and processors that the script loads."""
-        reasons, model = read_keys("script-tokenizer"), self.report.get("model_name_or_path")
-        loaded = {id(each.node): each for each in self.made if kind_of(each) == "tokenizer"}
+        model, reason = (
+            self.report.get("model_name_or_path"),
+            "the tokenizer is that of `model.path`",
+        )
+        loaded = {each.node: each for each in self.made if kind_of(each) == "tokenizer"}
         for made in loaded.values():
             bound = self.bind(made, ["pretrained_model_name_or_path"])
-            for name, (value, node) in bound.items():
-                key = f"{made.name.split('.')[-2]}.{name}"
-                if name == "pretrained_model_name_or_path":
-                    if model is None or model != plain(value):
-                        reason = "the tokenizer is that of `model.path`"
-                        self.drop(code_of(made.node), made.node, reason)
-                elif name in reasons or "Processor" not in made.name:
-                    reason = "the tokenizer is that of `model.path`, as it was saved"
-                    self.drop(key, node, reasons.get(name, reason))
-                elif plain(value) is MISSING:
-                    self.leave(f"model.processor.{name}", value, node)
-                else:
-                    self.extra[f"model.processor.{name}"] = (key, plain(value), node)
+            path, _ = bound.pop("pretrained_model_name_or_path", (None, made.node))
+            if model is None or model != plain(path):
+                self.drop(code_of(made.node), made.node, reason)
+            home = "model.processor" if "Processor" in made.name else ""
+            prefix = made.name.split(".")[-2]
+            self.take_all(
+                prefix, bound, "script-tokenizer", f"{reason}, as it was saved", home=home
+            )
         for change in self.evaluator.assignments:
-            if change.name != "chat_template":
-                continue
             owner = change.owner
-            template = owner.attrs.get("chat_template") if isinstance(owner, Object) else None
-            if isinstance(plain(template), str):
+            if change.name != "chat_template" or not isinstance(owner, Object):
+                continue
+            template = plain(owner.attrs.get("chat_template"))
+            if isinstance(template, str):
                 key = code_of(getattr(change.node, "targets", [change.node])[0])
-                self.extra["model.chat_template"] = (key, plain(template), change.node)
+                self.write("model.chat_template", key, template, change.node)
             else:
                 fix = "write it as Jinja, or name its file"
                 self.leave("model.chat_template", change.value, change.node, fix)

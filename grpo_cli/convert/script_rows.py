@@ -8,7 +8,8 @@ from typing import Any
 
 from grpo_cli.convert.datasets import BUILDERS, NO_DATASET, PROMPT_EXAMPLE
 from grpo_cli.convert.key_report import by_key, read_keys
-from grpo_cli.convert.script_account import ScriptAccount, code_of_call
+from grpo_cli.convert.script_account import ScriptAccount
+from grpo_cli.convert.script_parts import code_of_call
 from grpo_cli.convert.script_values import (
     MISSING,
     Object,
@@ -21,12 +22,6 @@ from grpo_cli.convert.script_values import (
 
 _ROWS = ("path", "name", "data_dir", "data_files", "split")
 """Parameters of `load_dataset`, in their order."""
-_ROWS_KEYS = {
-    "path": "dataset_name",
-    "name": "dataset_config",
-    "split": "dataset_train_split",
-    "streaming": "dataset_streaming",
-}
 _READERS = {"from_json": "json", "from_csv": "csv", "from_parquet": "parquet"}
 _NUMBERED = ("select", "take", "skip")
 At = tuple[Value | None, ast.AST]
@@ -110,7 +105,6 @@ class ScriptRows(ScriptAccount):
         if (split := self._find_split(base, at[0])) is not None:
             bound["split"] = split
         data = {name: plain(value) for name, (value, _) in bound.items()}
-        reasons = by_key(read_keys("script-load-dataset"))
         if base.last_name != "load_dataset" and reader is None:
             self.leave("dataset", None, base.node, NO_DATASET)
         elif reader is not None or data.get("path") in BUILDERS:
@@ -123,28 +117,17 @@ class ScriptRows(ScriptAccount):
                 chosen = _choose_files(files, data.get("split"), held_out)
                 entry = {"path": reader or data["path"], "data_files": chosen}
                 self.put("datasets", [entry], base.node)
-            used = (*names, "path", "split")
-            rest = {name: each for name, each in bound.items() if name not in used}
-            self.drop_all("load_dataset", rest, reasons)
+            for name in (*names, "path", "split"):
+                bound.pop(name, None)
+            self.take_all("load_dataset", bound, "script-files", "files have no such setting")
         else:
-            for name, (value, node) in bound.items():
-                self._take_argument(name, value, node, reasons)
-
-    def _take_argument(
-        self, name: str, value: Value, node: ast.AST, reasons: dict[str, str]
-    ) -> None:
-        """Take an argument of `load_dataset` for a dataset of the hub."""
-        data = plain(value)
-        if name == "path" and not isinstance(data, str):
-            self.leave("dataset", value, node, "name the dataset: `kind: hub` and `path`")
-        elif name in _ROWS_KEYS and data is not MISSING:
-            self.put(_ROWS_KEYS[name], data, node)
-        elif name == "revision" and data is not MISSING:
-            self.extra["dataset.revision"] = ("load_dataset.revision", data, node)
-        elif name in (*_ROWS_KEYS, "revision", "data_dir", "data_files", "**"):
-            self.leave(f"dataset.{name}", value, node)
-        else:
-            self.drop_all("load_dataset", {name: (value, node)}, reasons)
+            if not isinstance(data.get("path"), str):
+                path, node = bound.pop("path", (None, base.node))
+                self.leave("dataset", path, node, "name the dataset: `kind: hub` and `path`")
+            for name in bound.keys() & {"data_dir", "data_files", "**"}:
+                value, node = bound.pop(name)
+                self.leave("dataset", value, node, "write the files as `train`, with `kind: files`")
+            self.take_all("load_dataset", bound, "script-load-dataset", "not a setting of a recipe")
 
     def _take_changes(self, passes: list[Object], others: list[Object]) -> None:
         """Take what leaves rows out or holds some out; leave to the user what changes them."""
@@ -157,7 +140,7 @@ class ScriptRows(ScriptAccount):
             when = f"only if `{test}`: " if test else ""
             if name == "filter":
                 key = "train" if "datasets" in self.report.tree.value else "path"
-                fix = "name data without the rows that it leaves out; a recipe reads all rows"
+                fix = "a recipe reads all rows; name data that is filtered already"
                 self.leave(f"dataset.{key}", None, change.node, f"{when}{fix}")
             elif name in _NUMBERED:
                 self._take_number(change, "limit", is_first=index == 0)
@@ -168,9 +151,9 @@ class ScriptRows(ScriptAccount):
             else:
                 made.append(f"{self.line_of(change.node)}: {when}`{code}`")
         if made:
-            text = f"{self.file.name} changes the rows ({', '.join(made)}); write what it makes of a row"
+            text = f"{self.file.name} changes the rows ({', '.join(made)}); write the prompt that it makes"
             self.report.add_to_do(
-                "dataset.prompt", f"{text}, as Jinja over its columns\n{PROMPT_EXAMPLE}"
+                "dataset.prompt", f"{text}, as Jinja over the columns\n{PROMPT_EXAMPLE}"
             )
 
     def _take_number(self, change: Object, key: str, *, is_first: bool) -> None:
@@ -203,7 +186,7 @@ class ScriptRows(ScriptAccount):
             self.extra["dataset.eval_seed"] = ("train_test_split.seed", plain(seed), at)
         elif seed is not None:
             self.leave("dataset.eval_seed", seed, at)
-        self.drop_all("train_test_split", bound, {}, "recipes draw the rows that are held out")
+        self.drop_all("train_test_split", bound, "recipes draw the rows that are held out")
 
     def _take_held_out(self, base: Object | None, other: Object | None, at: At, split: Any) -> None:
         files = self.report.get("datasets", 0, "data_files")

@@ -182,7 +182,7 @@ class _Reader:
                 self._call(first, rest, step, context)
         elif first.startswith("--"):
             reason = (
-                "bash takes this line as a command of its own: the line before ends without `\\`"
+                "bash runs this line as a separate command: the line before does not end with `\\`"
             )
             self.notes.append((Word(show(" ".join(texts)), line), reason))
         elif first in _PRINTERS:
@@ -223,7 +223,7 @@ class _Reader:
             self.run_text(text, line, context, is_inside=True)
             return
         else:
-            reason = "is not here, and may set variables and flags"
+            reason = "was not found, and may set variables and flags"
             self.variables.record_any(Frame(context, line, step.text))
         self.notes.append((Word(show(step.text), line), reason))
 

@@ -161,7 +161,7 @@ def read_flags(command: Command, source: FilePath, *, is_read: bool) -> Flags:
         is_any, is_unset = UNKNOWN in name or DOUBT in name, UNKNOWN in "".join(bare)
         to_do = result.to_do.setdefault("" if is_any else name, [])
         if is_any and is_unset:
-            why = "whose value is known only when it runs; write what that holds"
+            why = "which is known only when it runs; write the flags that it stands for"
             to_do.append(f"line {flag.line} {place} passes `{show(name)}`, {why}")
         elif is_unset:
             result.unset[name] = flag
@@ -171,7 +171,7 @@ def read_flags(command: Command, source: FilePath, *, is_read: bool) -> Flags:
         what = "add or change flags" if is_any else f"change `{flag.written}`"
         for doubt in dict.fromkeys(DOUBTS.findall(" ".join(flag.values))):
             line, _, text = doubt.partition("\t")
-            to_do.append(f"line {line} {place} (`{text}`) may {what}; write what applies")
+            to_do.append(f"line {line} {place} (`{text}`) may {what}; write the values that apply")
     config = " ".join(flags["config"].values) if "config" in flags else ""
     values.pop("config", None)
     is_unset = result.unset.pop("config", None) is not None
@@ -198,7 +198,7 @@ def _merge_config(
         base = read_text(text, f"{source}, {config}")
     elif name in written or (path is None and (is_unset or result.to_do.get("config"))):
         text = f"line {line} of {source.name} names a YAML that is known only when it runs"
-        result.to_do.setdefault("", []).append(f"{text}; convert that YAML, or write what it holds")
+        result.to_do.setdefault("", []).append(f"{text}; convert that YAML, or write its values")
         return
     elif path is None:
         cause = f"names the YAML `{config}`, which is not here"

@@ -127,10 +127,10 @@ def test_problems_are_counted_as_check_counts_them(generations, tmp_path):
     path = write_recipe(tmp_path, script, "train.py")
     done = grpo("convert", path, "-o", "new.yaml", cwd=tmp_path)
     checked = grpo("check", "new.yaml", cwd=tmp_path)
-    count = next(
-        line for line in (checked.stdout + checked.stderr).splitlines() if "was started" in line
-    )
-    assert count.partition(";")[0] in done.stderr
+    errors, to_do = done.stderr.count("\nerror: "), done.stderr.count("\nto do: ")
+    parts = [*[f"{errors} error to fix"] * errors, f"{to_do} TO DO lines to write"]
+    assert f" {' and '.join(parts)} before the recipe passes" in done.stderr
+    assert f"{errors + to_do} problems" in checked.stdout + checked.stderr
     assert "columns: {gold: {from: answer, regex:" in (tmp_path / "new.yaml").read_text()
     assert "level: level}" in (tmp_path / "new.yaml").read_text()
 

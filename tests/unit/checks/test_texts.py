@@ -46,3 +46,13 @@ def test_what_convert_left_to_do_is_an_error_until_it_is_written():
     for written, places in ((text, ["recipe.yaml:3:3"]), (f"{text}  learning_rate: 1e-5\n", [])):
         issues = check_to_do(load(written))
         assert [str(each.location) for each in issues] == places
+
+
+def test_a_value_that_convert_is_not_sure_of_is_an_error_until_the_comment_is_deleted():
+    text = "training:\n  beta: 0.1\n# TO DO: training (in part): train.py:3 has `**more`\n"
+    (issue,) = check_to_do(load(text))
+    assert (issue.path, issue.seen) == (
+        "training",
+        "is converted in part, as the comment `TO DO` says",
+    )
+    assert [*check_to_do(load(text.partition("#")[0]))] == []

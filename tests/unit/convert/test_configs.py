@@ -282,7 +282,7 @@ def test_keys_left_empty_as_in_axolotls_examples_have_no_effect():
     report = convert(text)
     assert "lora" not in report.recipe["model"]
     assert "logging" not in report.recipe
-    assert reasons(report)["special_tokens"] == "empty, so the default holds"
+    assert reasons(report)["special_tokens"] == "empty, so the default applies"
     assert report.recipe["training"]["warmup_steps"] == 0.03
 
 

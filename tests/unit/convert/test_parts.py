@@ -8,6 +8,7 @@ import pytest
 from grpo_cli.convert.conversion import recognise
 from grpo_cli.convert.key_report import find, load_keys, read_keys
 from grpo_cli.convert.rewards import place_function
+from grpo_cli.convert.script_parts import find_target
 from grpo_cli.errors import RecipeError, UsageError
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.recipe.yaml_tree import read_text
@@ -285,6 +286,7 @@ def test_every_target_of_the_tables_is_a_key_of_recipes():
         for part in (read_keys(name).get("keep", {}), read_keys(name).get("switch", {})):
             targets |= {each[0] if isinstance(each, list) else each for each in part.values()}
     targets |= {*read_keys("init_kwargs").values(), *read_keys("script-targets").values()}
+    targets = {find_target(each) or each for each in targets}
     assert len(targets) > 60
     assert [
         each for each in sorted(targets) if not is_in_schema(schema, each.split("."), schema)

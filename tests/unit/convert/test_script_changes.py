@@ -50,7 +50,6 @@ def test_changes_of_a_known_mapping_are_followed(lines, expected):
 @pytest.mark.parametrize(
     ("lines", "code"),
     [
-        ("D = {'beta': 1}\nfor _ in range(3): D['beta'] *= 2", "train.py:5 has `D['beta'] *= 2`"),
         ("b = 1\nwhile b < 9:\n    b = b * 2\nD = {'beta': b}", "train.py:6 has `b * 2`"),
         ("b = 1\nfor i in range(3):\n    c = b + 1\n    b = c\nD = {'beta': b}", "has `b + 1`"),
     ],
@@ -65,6 +64,8 @@ def test_a_value_that_a_loop_computes_from_itself_is_not_known(lines, code):
 def test_a_value_that_a_loop_sets_anew_is_one_of_two():
     report = convert("b = 1\nfor i in rows():\n    b = 2\nD = {'beta': b}")
     assert "2 if `in the loop of line 5`, or 1" in report.to_do["training.beta"]
+    report = convert("D = {'beta': 1}\nfor _ in range(3): D['beta'] *= 2")
+    assert "D['beta'] *= 2 if `in the loop of line 5`, or 1" in report.to_do["training.beta"]
 
 
 @pytest.mark.parametrize(
@@ -109,25 +110,18 @@ l.r = 99
     assert "get_lora()" in report.to_do["model.lora"]
 
 
-def test_methods_of_training_arguments_set_their_fields():
-    lines = (
-        "c = GRPOConfig('o')\nc.set_training(9e-6, batch_size=4).set_evaluate('steps', steps=n())"
-    )
-    report = convert(lines, "c")
-    values = training(report)
-    assert values["learning_rate"] == 9e-6
-    assert (values["per_device_train_batch_size"], values["gradient_accumulation_steps"]) == (4, 1)
-    assert values["eval_strategy"] == "steps"
-    assert "n()" in report.to_do["training.eval_steps"]
+def test_a_method_that_may_change_the_config_is_left_to_do():
+    report = convert("c = GRPOConfig('o')\nc.set_training(9e-6).set_evaluate('steps')", "c")
+    for code in ("c.set_training(9e-06)", "c.set_training(9e-06).set_evaluate('steps')"):
+        assert f"`{code}`; it may change the config" in report.to_do["training"]
 
 
 @pytest.mark.parametrize("argument", ["GRPOConfig('o', beta=1)", "args=GRPOConfig('o', beta=1)"])
 def test_the_config_of_the_trainer_is_the_one_that_it_got(argument):
     names = "model='m/x', reward_funcs='r/m'" if "=G" in argument else "'m/x', 'r/m'"
-    lines = f"t = GRPOTrainer({names}, {argument})\nt.args.beta = 0.3\nt.args.set_save(steps=7)\n"
+    lines = f"t = GRPOTrainer({names}, {argument})\nt.args.beta = 0.3\n"
     report = translate(IMPORTS + lines, Path("train.py"))
     assert training(report)["beta"] == 0.3
-    assert find(report.recipe, "training.save_steps") == 7
 
 
 def test_both_branches_of_a_failed_import_are_named_and_changed():
@@ -239,8 +233,8 @@ Boss()()
 """
     report = convert(lines, "GRPOConfig()")
     notes = {each.key: each.note for each in report.dropped}
-    assert notes["LoraConfig(r=1)"] == "`__call__` was not read: how it is called was not followed"
-    assert notes["LoraConfig(r=2)"] == "no call of this code was found"
+    assert notes["LoraConfig(r=1)"] == "no call of `__call__` was followed"
+    assert notes["LoraConfig(r=2)"] == "no call of `old` was followed"
     assert not any(key.startswith("load_dataset") for key in notes)
 
 

@@ -385,7 +385,7 @@ def test_what_is_not_a_flag_is_named_with_its_line(tmp_path):
         "# --beta 1 \\": 6,
         "--epsilon 0.3": 8,
     }
-    assert "`grpo.py` is not here" in report.to_do["training"]
+    assert "`grpo.py` was not found" in report.to_do["training"]
     assert "backend" not in report.recipe.get("generation", {})
 
 

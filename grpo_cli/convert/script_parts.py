@@ -1,0 +1,115 @@
+"""Which part of a training a call or a value of a Python script is, and which names are settings."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path as FilePath
+from typing import Any
+
+from grpo_cli.convert.key_report import read_keys
+from grpo_cli.convert.script_values import Literal, Object, Value, code_of, parts_of, root_of
+from grpo_cli.convert.trl import find_home, find_model_key
+from grpo_cli.recipe.yaml_tree import read_source
+
+_TRLS = ("trl", "unsloth", "open_r1", "swift")
+"""Packages whose trainer is TRL's, or takes what TRL's takes."""
+
+
+def kind_of(made: Object) -> str:
+    """Return which part of a training a call makes; empty for another."""
+    (loader, _, last), args = made.name.rpartition("."), made.args or {}
+    if not made.is_call:
+        return ""
+    if last.endswith("Trainer") and ("GRPO" in made.name.upper() or "reward_funcs" in args):
+        return "trainer"
+    if last.endswith("Config") and "GRPO" in last:
+        return "config"
+    if last in ("get_peft_model", "LoraConfig", "BitsAndBytesConfig"):
+        return "adapter"
+    if last == "from_pretrained":
+        is_adapter = "Peft" in loader and "Auto" not in loader
+        if loader.endswith(("Tokenizer", "Processor", "TokenizerFast")):
+            return "tokenizer"
+        return "adapter" if is_adapter or loader.endswith("Config") else "model"
+    is_rows = last in ("load_dataset", "load_from_disk") or made.name.startswith("pandas.read_")
+    return "rows" if is_rows or ".Dataset.from_" in f".{made.name}" else ""
+
+
+def find_other_package(made: Object, folder: FilePath) -> str:
+    """Return the package that a trainer or config comes from; empty for TRL, and for a file here that uses TRL."""
+    package = made.name.rpartition(".")[0].removesuffix(f".{made.last_name}")
+    if not package or package.partition(".")[0] in _TRLS:
+        return ""
+    path = package.lstrip(".").replace(".", "/")
+    files = (
+        base / f"{path}{end}" for base in (folder, FilePath()) for end in (".py", "/__init__.py")
+    )
+    is_ours = any(re.search(r"\btrl\b", read_source(each)) for each in files if each.is_file())
+    return "" if is_ours else package
+
+
+def role_of(value: Value | None) -> str:
+    """Return which part of a training a value belongs to; empty for another."""
+    root = root_of(value)
+    if not isinstance(root, Object):
+        return ""
+    if root.is_import and "GRPOTrainer" in root.last_name:
+        return "trainer"
+    kind = kind_of(root)
+    if not kind and root.is_call and root is not value:
+        args = [*(root.args or {}).values()]
+        args += [each for arg in args if isinstance(arg, Literal) for each in parts_of(arg)]
+        # An item of rows, such as a text, is not rows.
+        is_given = any(role_of(each) == "rows" and not is_item(each) for each in args)
+        return "rows" if is_given else ""
+    # unsloth returns the tokenizer with the model.
+    while kind == "model" and isinstance(value, Object) and value is not root:
+        if value.name == "[1]":
+            return "tokenizer"
+        value = value.owner
+    return "model" if kind == "adapter" else kind
+
+
+def is_item(value: Value) -> bool:
+    """Return whether a value is an item of something."""
+    return isinstance(value, Object) and value.name.startswith("[")
+
+
+def find_target(name: str) -> str | None:
+    """Return the recipe's key for a key of TRL's config, or None."""
+    return read_keys("script-targets").get(name) or find_home(name) or find_model_key(name)
+
+
+def code_of_call(made: Object, longest: int = 120) -> str:
+    """Return the code of a method call; what it is called on is left out if it is a call itself."""
+    call = made.node
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
+        return code_of(call, longest)
+    if isinstance(call.func.value, ast.Name | ast.Attribute):
+        return code_of(call, longest)
+    return code_of(ast.Call(ast.Name(f"….{made.last_name}"), call.args, call.keywords), longest)
+
+
+def list_settings(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
+    """Yield the arguments, items or attributes with the name of a setting of a training, and their code."""
+    pairs: list[tuple[Any, ast.expr]] = []
+    match node:
+        case ast.Call(keywords=keywords):
+            pairs = [(each.arg, each.value) for each in keywords]
+        case ast.Dict(keys=keys, values=values):
+            pairs = [*zip((getattr(each, "value", None) for each in keys), values, strict=True)]
+        case ast.ClassDef(body=body):
+            fields = [each for each in body if isinstance(each, ast.AnnAssign) and each.value]
+            pairs = [(getattr(each.target, "id", None), each.value) for each in fields]  # type: ignore[misc]
+        case ast.Assign(targets=[ast.Attribute(attr=name)], value=value):
+            pairs = [(name, value)]
+        case ast.Assign(targets=[ast.Subscript(slice=ast.Constant(value=name))], value=value):
+            pairs = [(name, value)]
+    for name, value in pairs:
+        target = find_home(name) if isinstance(name, str) else None
+        if target is not None and target.startswith("training.") and not _is_unset(value):
+            yield name, value
+
+
+def _is_unset(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None
