@@ -9,6 +9,7 @@ import unicodedata
 from collections.abc import Callable
 from fractions import Fraction
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 TOLERANCE = Fraction(1, 10**6)
@@ -25,8 +26,15 @@ _SPELLINGS: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] =
     (re.compile(r"∞"), r"\\infty "),
     (re.compile(r"·"), r"\\cdot "),
     (re.compile(r"\\varnothing(?![A-Za-z])"), r"\\emptyset"),
+    (re.compile(r"(?<=[0-9])\s*\\,\s*(?=[0-9])(?![0-9]{3}(?![0-9]))"), " "),
 ]
 """What math-verify does not read, and the LaTeX that it reads."""
+_ARITHMETIC = re.compile(
+    r"(?!.*[0-9)]\s*(?:\(|\s[0-9]))(?:[0-9.+*/^(){}\s-]|\\(?:cdot|times|div|[dt]?frac|sqrt))*"
+)
+"""What is read in one way only: `8(3)` and `1 1/2` are not."""
+_ROUNDING = 0.01
+"""Relative difference of two sides of an equation of which one is rounded."""
 _DIGITS = 100
 _EXACT = 10.0**-90
 """Relative difference of two equal numbers, computed to `_DIGITS` digits."""
@@ -67,7 +75,21 @@ def same_expression(gold: str, answer: str) -> bool:
     Source: the forms are compared by `math_verify.verify` (math-verify 0.9).
     """
     golds, answers = parse_expression(gold), parse_expression(answer)
+    if _is_false_equation(answer):
+        return False
     return any(_is_same(*_unwrap(left, right)) for left in golds for right in answers)
+
+
+def _is_false_equation(text: str) -> bool:
+    """Return whether numbers are said to be equal that are not: math-verify reads `3 = 4` as 4."""
+    for sides in pairwise(text.split("=")):
+        if all(map(_ARITHMETIC.fullmatch, sides)):
+            numbers = [each for side in sides for each in parse_expression(side)[:1]]
+            if len(numbers) == 2 and all(map(_is_number, numbers)):
+                left, right = (complex(number) for number in numbers)
+                if abs(left - right) > _ROUNDING * abs(right):
+                    return True
+    return False
 
 
 @lru_cache(maxsize=8192)

@@ -157,7 +157,7 @@ def _run_test(job: SimpleNamespace, replies: int, requests: int, program: int) -
     from grpo_cli.sandbox.peer import Ended
     from grpo_cli.sandbox.rules import TestPeer
 
-    peer = TestPeer(replies, requests)
+    peer = TestPeer(replies, requests, 1)
     check = marshal.loads(_read(job.source, job.check_size))
     sys.argv = ["program.py"]
     try:

@@ -1,6 +1,7 @@
 """Calls between the process that runs a program and the process that runs its test: JSON, one message a line.
 
-What crosses is a copy: exact plain data, and data of the standard library that is made anew from plain data.
+What crosses is a copy: exact plain data, and data of the standard library that is made anew from plain data. Each
+message begins with what changed since the last one in lists and the like that crossed, and in global variables.
 Objects stay where they are; `rules.py` says what a test can do with a program's.
 """
 
@@ -12,9 +13,10 @@ from _thread import RLock
 from types import MethodType, SimpleNamespace
 
 from grpo_cli.sandbox.values import (
+    COPY,
+    Copies,
     decode,
     describe_error,
-    encode,
     find_class,
     make_error,
     name_classes,
@@ -32,6 +34,8 @@ COMPARISONS = [f"__{name}__" for name in "eq lt le gt ge".split()]
 PLAIN = (int, float, complex, str, bytes, list, tuple, dict, set, frozenset)
 _OF_FUNCTIONS = ("__repr__", "__enter__", "__exit__")
 _READABLE_DUNDERS = ("__name__", "__doc__", "__dict__", "__qualname__")
+FIELDS = "__dataclass_fields__"
+_STOPPING = ("__next__", "send", "throw")
 
 _scan = make_scanner(
     SimpleNamespace(  # type: ignore[arg-type]
@@ -52,23 +56,6 @@ class Refused(BaseException):
     """A program's object was asked what only plain data may answer."""
 
 
-def _update(old: "Any", new: "Any") -> bool:
-    """Give a list or the like new content; return whether it is one."""
-    if type(old) is not type(new) or not hasattr(type(old), "clear"):
-        return False
-    old.clear()
-    (old.extend if hasattr(old, "extend") else old.update)(new)
-    return True
-
-
-def _by_place(args: "Sequence[Any]", kwargs: "dict[str, Any]") -> "dict[Any, Any]":
-    return {**dict(enumerate(args)), **kwargs}
-
-
-def _advance(items: "Any", sent: object = None) -> object:
-    return next(items) if sent is None else items.send(sent)
-
-
 def _copy_plain(value: "Any") -> "Any":
     """Return a copy in the plain class that an object's class is derived from; None if it is not."""
     base = next((base for base in PLAIN if isinstance(value, base)), None)
@@ -85,15 +72,20 @@ _ACTIONS: "dict[str, Callable[..., Any]]" = {
         for name in "neg invert getitem setitem delitem contains".split()
     },
     **{f"__i{name}__": getattr(operator, f"__i{name}__") for name in _BINARY},
-    "__next__": _advance,
+    "__next__": next,
+    "__copy__": lambda value: __import__("copy").copy(value),
     "__iter__": lambda value: (item for item in value),
     "__enter__": lambda value: type(value).__enter__(value),
     "__exit__": lambda value, *error: type(value).__exit__(value, *error),
     "get": getattr,
     "set": setattr,
     "delete": delattr,
-    "update": lambda value, name, new: _update(getattr(value, name), new),
-    "copy": _copy_plain,
+    "deepcopy": lambda value: __import__("copy").deepcopy(value),
+    "plain": _copy_plain,
+    "call": lambda value, args, kwargs: value(*args, **dict(kwargs)),
+    "send": lambda items, value: items.send(value),
+    "throw": lambda items, error: items.throw(make_error(*error)),
+    "close": lambda items: getattr(items, "close", list)(),
 }
 
 
@@ -114,8 +106,9 @@ class Remote:
     __doc__ = property(lambda self: self._remote.peer.get(self, "__doc__"))
 
     def __init__(self, peer: "Peer", number: int, name: str = "") -> None:
-        # `made` and `informed` belong to `rules.py`.
-        content = SimpleNamespace(peer=peer, number=number, name=name, made=None, informed=False)
+        content = SimpleNamespace(peer=peer, number=number, name=name)
+        # These belong to `rules.py`.
+        content.made, content.informed = None, False
         object.__setattr__(self, "_remote", content)
 
     def __getattr__(self, name: str) -> "Any":
@@ -134,6 +127,9 @@ class Remote:
         """Call the object in its own process."""
         return self._remote.peer.call(self, args, kwargs)
 
+    def __deepcopy__(self, _: object) -> "Any":
+        return self._remote.peer.operate(self, "deepcopy", ())
+
     def __get__(self, instance: object, owner: object = None) -> "Any":
         # A decorated method of a class of the test's.
         return self if instance is None else MethodType(self, instance)
@@ -143,6 +139,7 @@ class Operand(Remote):
     """An object with operators: of the test's, in the program; in the test, of a class that it names."""
 
     __slots__ = ()
+    __dataclass_fields__ = property(lambda self: self._remote.peer.get(self, FIELDS))
 
     def __get__(self, instance: object, owner: object = None) -> "Any":
         return self
@@ -162,7 +159,7 @@ for _name in {*_ACTIONS, *COMPARISONS, *ARITHMETIC}:
 class Peer:
     """One end of the conversation: what both have."""
 
-    def __init__(self, read: int, write: int, *objects: object) -> None:
+    def __init__(self, read: int, write: int, first: int, *objects: object) -> None:
         self._read, self._write = read, write
         self._waiting = b""
         self._lock = RLock()
@@ -172,6 +169,8 @@ class Peer:
         self._namespaces: tuple[dict[str, Any], ...] = ({},)
         self._shared: dict[str, object] = {}
         self._assigned: Sequence[str] = ()
+        self._copies = Copies(first, self.describe, self.resolve)
+        self._pack = self._copies.pack
 
     def ask(self, what: str, number: int, *parts: object) -> "Any":
         """Have the other process do something with its object; return the result, or raise its exception."""
@@ -180,7 +179,6 @@ class Peer:
             while True:
                 try:
                     if not is_sent:
-                        self._share()
                         self.tell(what, number, *map(self._pack, parts))
                         is_sent = True
                     kind, *rest = self.receive()
@@ -193,7 +191,7 @@ class Peer:
                     self.lose(f"a value cannot be copied ({rest[0]})")
                 if error:
                     # Raised by a function, it would end the test's own loops over `map` and `zip`.
-                    if isinstance(error, StopIteration) and what != "__next__":
+                    if isinstance(error, StopIteration) and what not in _STOPPING:
                         error = RuntimeError("the program raised StopIteration")
                     raise error
                 self._answer(kind, *rest)
@@ -211,13 +209,8 @@ class Peer:
         return self.ask(name, target._remote.number, *args)
 
     def call(self, target: "Any", args: "tuple[Any, ...]", kwargs: "dict[str, Any]") -> "Any":
-        """Call the other's function; lists and the like that it changes are changed here too."""
-        number = self.describe(target)[1]
-        value, changes, returned = self.ask("call", number, list(args), kwargs)
-        passed = _by_place(args, kwargs)
-        for place, new in changes.items():
-            _update(passed[place], new)
-        return value if returned is None else passed[returned]
+        """Call the other's function."""
+        return self.ask("call", self.describe(target)[1], args, (*kwargs.items(),))
 
     def serve(self) -> None:
         """Do what the other process asks for, until it is gone."""
@@ -229,29 +222,28 @@ class Peer:
     ) -> None:
         """Keep globals equal in both processes, from now on, but in the first namespace only if `assigned`."""
         self._namespaces, self._assigned = namespaces, assigned
-        self._shared = {name: self._pack(namespaces[0][name]) for name in names}
+        self._shared = {name: namespaces[0][name] for name in names}
 
-    def _share(self) -> None:
-        """Send the globals that changed here."""
-        packed = {name: self._pack(self._namespaces[0].get(name)) for name in self._shared}
-        changed = {name: each for name, each in packed.items() if each != self._shared[name]}
-        if changed:
-            self._shared = packed
-            self.tell("globals", changed)
+    def _take_assigned(self) -> "dict[str, object]":
+        """Return the globals that were assigned here since the last message."""
+        now = {name: self._namespaces[0].get(name) for name in self._shared}
+        changed = {name: value for name, value in now.items() if value is not self._shared[name]}
+        self._shared = now
+        return {name: self._pack(value) for name, value in changed.items()}
 
-    def _update_globals(self, changed: "dict[str, Any]") -> None:
+    def _assign(self, changed: "dict[str, Any]") -> None:
         for name in changed.keys() & self._shared.keys():
-            old, new = self._namespaces[0].get(name), self._unpack(changed[name])
-            if not _update(old, new):
-                is_assigned = name in self._assigned
-                for namespace in self._namespaces[:1] if is_assigned else self._namespaces:
-                    if namespace.get(name) is old:
-                        namespace[name] = new
-            self._shared[name] = self._pack(self._namespaces[0].get(name))
+            old, new = self._shared[name], self._unpack(changed[name])
+            is_assigned = name in self._assigned
+            for namespace in self._namespaces[:1] if is_assigned else self._namespaces:
+                if namespace.get(name) is old:
+                    namespace[name] = new
+            self._shared[name] = self._namespaces[0].get(name)
 
     def tell(self, *message: object) -> None:
         """Send one message, in which all values are packed."""
-        send(self._write, message)
+        assigned = self._take_assigned()
+        send(self._write, [assigned, self._copies.take_changes(), *message])
 
     def receive(self) -> "Any":
         """Return the next message."""
@@ -262,13 +254,12 @@ class Peer:
                 raise Ended
         line, _, self._waiting = b"".join(parts).partition(b"\n")
         try:
-            message = _scan(line.decode(), 0)[0]
+            assigned, changes, *message = _scan(line.decode(), 0)[0]
         except StopIteration:
             raise Ended from None
-        if message[0] != "globals":
-            return message
-        self._update_globals(message[1])
-        return self.receive()
+        self._copies.update(changes)
+        self._assign(assigned)
+        return message
 
     def _answer(self, what: str, number: int, *packed: object) -> None:
         is_done = False
@@ -276,36 +267,18 @@ class Peer:
             # By number: only what was passed can be reached.
             value = self.do(what, self._objects[number], *map(self._unpack, packed))
             is_done = True
-            self._share()
             self.tell("value", self._pack(value))
         except (Ended, Refused):
             raise
         except BaseException as error:
             if is_done:
-                self.tell("lost", type(error).__name__)
+                send(self._write, [{}, [], "lost", type(error).__name__])
                 return
-            self._share()
             self.tell("error", *describe_error(error))
 
     def do(self, what: str, target: "Any", *parts: "Any") -> "Any":
-        """Do what the other process asks for.
-
-        A call returns its result, the arguments that it changed, and which it returned, by their indices or names.
-        """
-        if what != "call":
-            return operate_on(target, what, *parts)
-        args, kwargs = parts
-        passed = _by_place(args, kwargs)
-        before = {
-            at: self._pack(each) for at, each in passed.items() if hasattr(type(each), "clear")
-        }
-        value = target(*args, **kwargs)
-        changes = {at: passed[at] for at, old in before.items() if self._pack(passed[at]) != old}
-        returned = next((at for at in before if passed[at] is value), None)
-        return value if returned is None else None, changes, returned
-
-    def _pack(self, value: object) -> object:
-        return encode(value, self.describe)
+        """Do what the other process asks for."""
+        return operate_on(target, what, *parts)
 
     def _unpack(self, written: object) -> "Any":
         return decode(written, self.resolve)
@@ -317,7 +290,8 @@ class Peer:
             return ["own", value._remote.number]
         if value is NotImplemented:
             return ["nothing"]
-        if kind.__bases__ == (tuple,) and hasattr(kind, "_fields"):
+        is_named_tuple = kind.__bases__ == (tuple,) and hasattr(kind, "_fields")
+        if is_named_tuple and not self.is_tested(kind):
             return ["tuple", kind.__name__, list(kind._fields), self._pack(tuple(value))]
         if kind.__module__ == "numpy" and hasattr(value, "item"):
             return self._pack(value.item())
@@ -326,6 +300,10 @@ class Peer:
         if isinstance(value, type) and value.__module__ == "builtins":
             return ["type", value.__name__]
         return self.describe_object(value, self.number(value), str(kind.__name__)[:80])
+
+    def is_tested(self, kind: type) -> bool:
+        """Return whether the test names this class, or one that it is derived from."""
+        return False
 
     def number(self, value: object) -> int:
         """Return by which number the other process asks for an object."""
@@ -343,6 +321,8 @@ class Peer:
         match mark:
             case "own":
                 return self._objects[parts[0]]
+            case _ if mark == COPY:
+                return self._copies[parts[0]]
             case "nothing":
                 return NotImplemented
             case "tuple":
@@ -371,37 +351,9 @@ class ProgramPeer(Peer):
     """Classes that the test names."""
 
     def __init__(self, read: int, write: int, module: object) -> None:
-        super().__init__(read, write, module)
+        super().__init__(read, write, 0, module)
         self._functions: dict[int, int] = {}
         """The numbers of functions of the test."""
-        self._copies: dict[tuple[int, str], tuple[Any, object]] = {}
-        """Lists and the like that were read from objects of the test, and as which they were sent last."""
-
-    def get(self, target: Remote, name: str) -> "Any":
-        """Return an attribute of the test's object; a list or the like is changed there if it is here."""
-        key = target._remote.number, name
-        value, packed = self._copies.get(key, (None, None))
-        if key in self._copies and self._pack(value) != packed:
-            return value
-        new = super().get(target, name)
-        if not hasattr(type(new), "clear"):
-            return new
-        if self._pack(new) != packed:
-            value = value if _update(value, new) else new
-            self._copies[key] = value, self._pack(value)
-        return value
-
-    def call(self, target: "Any", args: "tuple[Any, ...]", kwargs: "dict[str, Any]") -> "Any":
-        """Call a function of the test's, which sees what changed."""
-        self._send_changes()
-        return super().call(target, args, kwargs)
-
-    def _send_changes(self) -> None:
-        for key, (value, packed) in [*self._copies.items()]:
-            new = self._pack(value)
-            self._copies[key] = value, new
-            if new != packed:
-                self.ask("update", *key, value)
 
     def do(self, what: str, target: "Any", *parts: "Any") -> "Any":
         """Also find a program's names, and seed its `random`."""
@@ -412,11 +364,7 @@ class ProgramPeer(Peer):
 
             return random.seed(*parts[0], **parts[1])
         if what != "names":
-            try:
-                return super().do(what, target, *parts)
-            finally:
-                self._send_changes()
-                self._copies.clear()
+            return super().do(what, target, *parts)
         names = {name: vars(target)[name] for name in parts[0] if name in vars(target)}
         self._tested = frozenset(
             each
@@ -466,6 +414,10 @@ class ProgramPeer(Peer):
             self._unpack, rest
         )
         return function
+
+    def is_tested(self, kind: type) -> bool:
+        """Return whether the test names this class, or one that it is derived from."""
+        return not self._tested.isdisjoint(kind.__mro__)
 
     def describe_object(self, value: "Any", number: int, name: str) -> object:
         """Return how an object is sent: as an instance, if the test names its class."""

@@ -1,15 +1,16 @@
 """The test's end of the conversation: what a test may do with a program's objects.
 
-An object of a class that the test does not name can only be passed back. One of a class that it names is asked,
-but takes no part in a comparison with what the test knows (it would call itself right): whatever is given a value
-of the test, by an operator, answers nothing that the test could take for its result.
+An object takes no part in a comparison with what the test knows (it would call itself right): whatever is given a
+value of the test, by an operator, answers nothing that the test could take for its result. One of a class that the
+test does not name has nothing that plain data have, which it could stand for.
 """
 
-from types import FunctionType
+from types import FunctionType, GeneratorType
 
 from grpo_cli.sandbox.peer import (
     ARITHMETIC,
     COMPARISONS,
+    FIELDS,
     PLAIN,
     Ended,
     Operand,
@@ -18,7 +19,7 @@ from grpo_cli.sandbox.peer import (
     Remote,
     operate_on,
 )
-from grpo_cli.sandbox.values import describe_error, only_direct
+from grpo_cli.sandbox.values import describe_error, encode, only_direct
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,6 +34,13 @@ _CLAIMS = frozenset(
     if name.startswith(("is", "starts", "ends"))
 )
 """Methods by which plain data answers yes or no."""
+_OF_ANY = ("__bool__", "__enter__", "__exit__", "__copy__", "deepcopy")
+"""What objects of all classes do."""
+_OF_DATA = frozenset(
+    "all any allclose almost_equals compare eq equal equals ge gt identical is_close isclose isin le lt "
+    "matches ne same_as".split()
+).union(*map(dir, PLAIN))
+"""Methods of plain data, and those by which data of libraries are compared."""
 _RAISED_WITHOUT_PROGRAM = (AssertionError, AttributeError, NameError, TypeError)
 """What a test raises itself, and for names and parameters that a program does not have."""
 _READABLE_MODULES = ("test", "collections", "random", "_io", "unittest.mock")
@@ -44,6 +52,7 @@ class Class(type):
 
     _identity: "tuple[TestPeer, int, bool]"
     """Where the class is, and whether its name is one of a class by convention."""
+    __dataclass_fields__ = property(lambda cls: _ask(cls, "get", FIELDS))
 
     def __call__(cls, *args: "Any", **kwargs: "Any") -> "Any":
         """Have the program make an instance."""
@@ -73,6 +82,34 @@ class Class(type):
         return _ask(cls, "__getitem__", key)
 
 
+class Items:
+    """An iterator or generator of the program's."""
+
+    __class__ = property(lambda self: GeneratorType)
+
+    def __init__(self, peer: "TestPeer", number: int) -> None:
+        self._peer, self._number = peer, number
+
+    def __iter__(self) -> "Items":
+        return self
+
+    def __next__(self) -> "Any":
+        return self._peer.ask("__next__", self._number)
+
+    def send(self, value: object) -> "Any":
+        """Resume the generator with a value."""
+        return self._peer.ask("send", self._number, value)
+
+    def throw(self, error: "Any", value: "Any" = None, _: object = None) -> "Any":
+        """Resume the generator with an exception."""
+        error = value or (error() if isinstance(error, type) else error)
+        return self._peer.ask("throw", self._number, describe_error(error))
+
+    def close(self) -> None:
+        """End the generator."""
+        self._peer.ask("close", self._number)
+
+
 def _ask(target: Class, what: str, *parts: object) -> "Any":
     peer, number, _ = target._identity
     return peer.ask(what, number, *parts)
@@ -91,9 +128,17 @@ class TestPeer(Peer):
     _is_naming = False
     """Whether the names are being read that the test uses."""
 
-    def refuse(self, name: str, what: str) -> "NoReturn":
-        """End the test: an object of class `name` has or does not do `what`."""
-        self.lose(f"an object of the program's class {name} {what}")
+    def refuse(self, target: Remote, what: str) -> "NoReturn":
+        """End the test: an object of the program's has or does not do `what`."""
+        name = target._remote.name
+        if type(type(target)) is Class:
+            self.lose(f"an object of the program's class {name} {what}")
+        if type(target) is Remote:
+            self.lose(f"a function of the program's {what}")
+        self.lose(
+            f"an object of class {name} {what} in a test that does not name the class. Fix: import it in the "
+            f"test (`from solution import {name}`), or compare its attributes"
+        )
 
     def lose(self, reason: str) -> "NoReturn":
         """End the test, whatever it catches."""
@@ -134,7 +179,8 @@ class TestPeer(Peer):
 
     def call(self, target: "Any", args: "tuple[Any, ...]", kwargs: "dict[str, Any]") -> "Any":
         """Call the program's function, or make an instance of its class."""
-        self._check_class(target)
+        if type(target) is Operand:
+            self.refuse(target, "cannot be called")
         value = super().call(target, args, kwargs)
         if type(target) is Class and isinstance(value, Operand) and value._remote.made is None:
             value._remote.made = target._identity[2]
@@ -142,40 +188,45 @@ class TestPeer(Peer):
 
     def get(self, target: Remote, name: str) -> "Any":
         """Return an attribute."""
-        self._check_class(target)
-        is_made = target._remote.made
-        if not is_made and name in _CLAIMS:
-            self.refuse(target._remote.name, f"stands for plain data: {name!r}")
         value = super().get(target, name)
-        if not is_made and type(target) is Remote and callable(value):
-            self.refuse("function", f"stands for data: {name!r}")
+        if callable(value) and not target._remote.made:
+            is_named = type(type(target)) is Class
+            if name in (_CLAIMS if is_named else _OF_DATA) or not (
+                is_named or isinstance(value, Remote)
+            ):
+                self.refuse(target, f"does not stand for data: {name!r}")
         return value
 
     def operate(self, target: Remote, name: str, args: "tuple[Any, ...]") -> "Any":
         """Have the program use an operator of its object."""
-        self._check_class(target)
         remote = target._remote
         if type(target) is Remote and name == "__repr__":
-            self.refuse("function", "has no text")
+            self.refuse(target, "has no text")
         if name == "__exit__" and args[0]:
             args = args[0], describe_error(args[1]), None
         remotes = [remote, *(each._remote for each in args if isinstance(each, Remote))]
         is_informed = len(remotes) <= len(args)
+        if type(target) is Operand and name not in _OF_ANY and args != (None,):
+            self.refuse(target, f"has no `{name}`")
         if is_informed and name in (*COMPARISONS, *ARITHMETIC):
             # Of a class derived from a plain one, a copy in that counts.
-            plain = self.ask("copy", remote.number)
+            plain = self.ask("plain", remote.number)
             if type(plain) in PLAIN and not name.startswith("__i"):
                 return operate_on(plain, name, *args)
             if name == "__eq__":
                 return NotImplemented
             if name in COMPARISONS:
-                self.refuse(remote.name, "is not ordered among plain data")
+                self.refuse(target, "is not ordered among plain data")
         was_made = remote.made
         if is_informed and name == "__contains__" and not was_made:
-            self.refuse(remote.name, "stands for plain data: 'in'")
+            self.refuse(target, "does not stand for data: 'in'")
         if name == "__iter__":
             return self._iterate(target)
         value = super().operate(target, name, args)
+        if type(target) is Operand and name == "__bool__" and not value:
+            self.refuse(target, "is not false")
+        if name in ("__copy__", "deepcopy") and isinstance(value, Operand):
+            value._remote.made = was_made
         if value is target and name.startswith(("__i", "__enter")):
             # As in `with c as c:` and `c += 1`.
             remote.made = was_made
@@ -183,14 +234,9 @@ class TestPeer(Peer):
         if is_informed and name in _NUMERIC and value is not NotImplemented:
             # In `abs(f(x) - 1) < 0.1`, both the difference and its size could be 0.
             if not isinstance(value, Operand):
-                self.refuse(remote.name, "was given a value of the test before it returned one")
+                self.refuse(target, "was given a value of the test before it returned one")
             value._remote.informed = True
         return value
-
-    def _check_class(self, target: "Any") -> None:
-        if type(target) is Operand:
-            why = "is not plain data, and the test does not name its class"
-            self.refuse(target._remote.name, why)
 
     def _iterate(self, target: Remote) -> "Iterator[Any]":
         """Yield the items of an object, as many as its length says."""
@@ -204,21 +250,11 @@ class TestPeer(Peer):
             yield item
             count += 1
         if length not in (None, count):
-            self.refuse(target._remote.name, f"has a length of {length} and {count} items")
-
-    def _receive_items(self, number: int) -> "Iterator[Any]":
-        """Yield the items of an iterator of the program's."""
-        sent = None
-        while True:
-            try:
-                item = self.ask("__next__", number, sent)
-            except StopIteration:
-                return
-            sent = yield item
+            self.refuse(target, f"has a length of {length} and {count} items")
 
     def do(self, what: str, target: "Any", *parts: "Any") -> "Any":
         """Do what the program asks for, with no more of an object than its attributes."""
-        if what in ("get", "set", "delete", "update"):
+        if what in ("get", "set", "delete"):
             name = parts[0]
             is_open = type(target).__module__ in _READABLE_MODULES and not name.startswith("_")
             if not is_open and name not in ("__name__", "__qualname__", "__doc__"):
@@ -231,6 +267,8 @@ class TestPeer(Peer):
         """Return how a value is sent that is not plain data."""
         if type(value) is Class:
             return ["own", value._identity[1]]
+        if type(value) is Items:
+            return ["own", value._number]
         if type(value) is not FunctionType:
             return super().describe(value)
         code, rest = (
@@ -241,7 +279,14 @@ class TestPeer(Peer):
         counts = [code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, *flags]
         names = list(code.co_varnames[: counts[0] + counts[2] + sum(flags)])
         named = value.__name__, value.__doc__
-        return ["function", self.number(value), *named, counts, names, *map(self._pack, rest)]
+        return [
+            "function",
+            self.number(value),
+            *named,
+            counts,
+            names,
+            *(encode(each, self.describe) for each in rest),
+        ]
 
     def resolve(self, mark: str, *parts: "Any") -> object:
         """Return what was sent, but nothing that stands in for what a test trusts."""
@@ -264,9 +309,7 @@ class TestPeer(Peer):
     def resolve_object(self, mark: str, number: int, name: str, *parts: "Any") -> object:
         """Return what stands for an object of the program's."""
         if mark == "iterator":
-            return self._receive_items(number)
-        if mark == "other":
-            return Operand(self, number, name)
+            return Items(self, number)
         if mark == "class":
             # One that a program returns is a function: what it makes is a result.
             is_named = self._is_naming
@@ -275,8 +318,9 @@ class TestPeer(Peer):
             # What a program returns is not what the test made.
             self._remotes[number]._remote.made = False
             return self._remotes[number]
-        of = Remote if mark == "function" else self._find_class(*parts[0][1:])
-        if of is not Remote and type(of) is not Class:
+        plain = {"function": Remote, "other": Operand}.get(mark)
+        of = plain or self._find_class(*parts[0][1:])
+        if not plain and type(of) is not Class:
             raise ValueError(mark)
         self._remotes[number] = type.__call__(of, self, number, name)
         return self._remotes[number]

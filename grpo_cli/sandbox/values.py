@@ -1,11 +1,13 @@
 """Plain data and exceptions on their way between processes, as JSON that keeps Python's types.
 
 Reading trusts nothing: whatever was written, the result is plain data, or what the reader makes of other marks.
+Lists and the like that crossed are kept equal in both processes, as one object is in Python.
 """
 
 import os
 import sys
 from _json import encode_basestring_ascii, make_encoder
+from operator import is_
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -13,6 +15,10 @@ if TYPE_CHECKING:
     from typing import Any
 
 
+COPY = "copy"
+"""The mark of what can be changed."""
+_UNUSED = -1
+"""The number of a copy that nobody uses, which tells the count of references of such."""
 _SHORT = 1 << 63
 """From here on, integers are written in hexadecimal: Python reads no decimal ones of thousands of digits."""
 _KINDS: "dict[str, tuple[Callable[..., Any], Callable[..., Any] | None]]" = {
@@ -33,10 +39,19 @@ _KINDS: "dict[str, tuple[Callable[..., Any], Callable[..., Any] | None]]" = {
         f"builtins.{kind.__name__}": (lambda value: [value.start, value.stop, value.step], kind)
         for kind in (range, slice)
     },
-    "collections.deque": (lambda value: [[*value], value.maxlen], None),
-    "collections.Counter": (lambda value: [dict(value)], None),
-    "collections.OrderedDict": (lambda value: [[*value.items()]], None),
-    "collections.defaultdict": (lambda value: [value.default_factory, dict(value)], None),
+    "collections.deque": (lambda value: [(*value,), value.maxlen], None),
+    "collections.Counter": (dict.items, lambda *items: _find("collections.Counter")(dict(items))),
+    "collections.OrderedDict": (lambda value: [(*value.items(),)], None),
+    "collections.defaultdict": (
+        lambda value: [value.default_factory, (*value.items(),)],
+        None,
+    ),
+    "dataclasses.Field": (
+        lambda value: [value.name, value.init],
+        lambda name, init: _find("dataclasses.make_dataclass")(
+            "_", [(name, object, _find("dataclasses.field")(init=init))]
+        ).__dataclass_fields__[name],
+    ),
     **{
         f"datetime.{name}": (lambda value: value.__reduce__()[1], None)
         for name in "date time datetime timedelta timezone".split()
@@ -57,8 +72,16 @@ _made: "dict[str, type[BaseException]]" = {}
 """Classes of exceptions that only the other process has."""
 
 
-def encode(value: "Any", describe: "Callable[[Any], object]") -> object:
-    """Return a value as JSON can hold it; `describe` encodes what is not plain data."""
+def encode(
+    value: "Any",
+    describe: "Callable[[Any], object]",
+    refer: "Callable[[Any], int] | None" = None,
+    is_content: bool = False,
+) -> object:
+    """Return a value as JSON can hold it; `describe` encodes what is not plain data.
+
+    With `refer`, what can be changed (lists, dicts and the like) is only named by its number, unless `is_content`.
+    """
     kind = type(value)
     if value is None or kind in (bool, str):
         return value
@@ -67,7 +90,9 @@ def encode(value: "Any", describe: "Callable[[Any], object]") -> object:
     mark = f"{kind.__module__}.{kind.__name__}"
     if mark not in _KINDS:
         return describe(value)
-    return [mark, *[encode(part, describe) for part in _KINDS[mark][0](value)]]
+    if refer and not is_content and hasattr(kind, "clear"):
+        return [COPY, refer(value)]
+    return [mark, *[encode(part, describe, refer) for part in _KINDS[mark][0](value)]]
 
 
 def decode(written: "Any", resolve: "Callable[..., object]") -> object:
@@ -77,11 +102,95 @@ def decode(written: "Any", resolve: "Callable[..., object]") -> object:
     mark, *parts = written
     if mark not in _KINDS:
         return resolve(mark, *parts)
-    make = _KINDS[mark][1]
-    if make is None:
-        module, _, name = mark.rpartition(".")
-        make = getattr(__import__(module), name)
-    return make(*[decode(part, resolve) for part in parts])
+    return (_KINDS[mark][1] or _find(mark))(*[decode(part, resolve) for part in parts])
+
+
+def _find(name: str) -> "Any":
+    module, _, name = name.rpartition(".")
+    return getattr(__import__(module), name)
+
+
+class Copies:
+    """Lists and the like that crossed: what changes in one process is sent with its next message."""
+
+    def __init__(
+        self, first: int, describe: "Callable[[Any], object]", resolve: "Callable[..., object]"
+    ) -> None:
+        self._next = first
+        self._describe, self._resolve = describe, resolve
+        self._numbers: dict[int, int] = {}
+        self._entries: dict[int, tuple[Any, list[Any], object]] = {_UNUSED: ([], [], None)}
+        """The copy here, its items, and as what it was last written, by number."""
+        self._unsent: dict[int, object] = {}
+
+    def __getitem__(self, number: int) -> object:
+        return self._entries[number][0]
+
+    def pack(self, value: object) -> object:
+        """Return a value as JSON can hold it."""
+        return encode(value, self._describe, self._refer)
+
+    def _refer(self, value: "Any") -> int:
+        number = self._numbers.get(id(value))
+        if number is None:
+            number = self._numbers[id(value)] = self._next
+            self._next += 2
+        if number not in self._unsent:
+            self._entries[number] = value, [], None
+            self._unsent[number] = None
+            try:
+                written = encode(value, self._describe, self._refer, is_content=True)
+            except BaseException:
+                self._forget(number)
+                raise
+            finally:
+                # What it contains comes first.
+                del self._unsent[number]
+            self._unsent[number] = written
+            self._entries[number] = value, _list_items(value), written
+        elif self._unsent[number] is None:
+            raise RecursionError("it contains itself")
+        return number
+
+    def _forget(self, number: int) -> None:
+        del self._numbers[id(self._entries.pop(number)[0])]
+
+    def take_changes(self) -> "list[list[object]]":
+        """Return what changed here since the last message, and forget what nobody else uses here."""
+        unused = 0
+        for number, (value, items, _) in [*self._entries.items()]:
+            uses, now = sys.getrefcount(value), _list_items(value)
+            if len(now) != len(items) or not all(map(is_, now, items)):
+                self._refer(value)
+            if number == _UNUSED:
+                unused = uses
+            elif uses <= unused:
+                self._forget(number)
+        changes: list[list[object]] = [[*each] for each in self._unsent.items()]
+        self._unsent = {}
+        return changes
+
+    def update(self, changes: "list[Any]") -> None:
+        """Change the copies here that were changed in the other process."""
+        for number, written in changes:
+            entry: Any = self._entries.get(number, (None, [], None))
+            value, _, known = entry
+            if written == known:
+                continue
+            new: Any = decode(written, self._resolve)
+            if number not in self._entries and hasattr(type(new), "clear"):
+                value = new
+                self._numbers[id(value)] = number
+            elif type(new) is type(value):
+                value.clear()
+                (value.extend if hasattr(value, "extend") else value.update)(new)
+            else:
+                raise TypeError(number)
+            self._entries[number] = value, _list_items(value), written
+
+
+def _list_items(value: "Any") -> "list[Any]":
+    return [*value, *value.values()] if isinstance(value, dict) else [*value]
 
 
 def text_of(error: BaseException) -> str:

@@ -59,7 +59,7 @@ _PROGRAM = frozenset(
 """Modules that tests import what they test from."""
 
 _UNSUPPORTED = frozenset(
-    "usefixtures xfail assertWarns assertWarnsRegex assertLogs redirect_stdout redirect_stderr".split()
+    "usefixtures xfail assertWarns assertWarnsRegex assertLogs redirect_stdout redirect_stderr reload".split()
 )
 """What tests call to no effect, or to none that reaches the program's process."""
 _FIXTURES = frozenset(

@@ -65,14 +65,15 @@ class CodeParams(RewardParams):
     solution import sum`), and `np`, `pd`, `torch` and the like are packages, imported or not. A row whose tests
     use no name of the program is an error. What crosses is a copy: exact numbers, texts, bytes, None, lists,
     tuples, dicts and sets, named tuples (without functions), dates, fractions, `deque`, `Counter`,
-    `defaultdict` and the like. Iterators and functions can be used, but not compared. A value that cannot be
-    copied (a list in itself) gives 0, whatever the test catches. Expected values never enter the program's
-    process. An object of the program's own class has methods, attributes and operators if the test names the
-    class (`s = Stack()`); any other such object gives 0 as soon as the test uses it, even if it derives from
-    `int`. The class is the program's own word: between two of its objects, `==` is what the program says. It is
-    not asked to compare with plain data: an object is unequal to it and has no order beside it, a result that
-    was computed from a number of the test is not a number, and only the object that the test made (not one that
-    a function or method returned) says what it contains.
+    `defaultdict` and the like. Iterators, generators and functions can be used, but not compared. A value that
+    cannot be copied (a list in itself) gives 0, whatever the test catches. Expected values never enter the
+    program's process. An object of the program's own class has methods, attributes and operators if the test
+    names the class (`s = Stack()`). Any other such object has attributes, and methods that data do not have
+    (`node.next.val`, `account.deposit(5)`); it is true and not None, and anything else gives 0, even if it
+    derives from `int`. A class is the program's own word: between two of its objects, `==` is what the program
+    says. It is not asked to compare with plain data: an object is unequal to it and has no order beside it, a
+    result that was computed from a number of the test is not a number, and only the object that the test made
+    (not one that a function or method returned) says what it contains.
 
     A test is passed only if an assertion ran: `for a, b in zip(f(3), [1, 2]): assert a == b` gives 0 to an
     empty result. Assertions are `assert` and functions named so (`self.assertEqual`, `pytest.raises`). In a
@@ -92,16 +93,17 @@ class CodeParams(RewardParams):
     a context manager of the program, which suppresses exceptions other than a failed assertion.
 
     What tests can pass: plain data, functions (with their parameters and `__doc__`), and objects of classes
-    that they define. Lists and the like that a function changes, also of such objects, are changed in the test
-    too, so compare with a copy: `f(x) == sorted(x)` is true of a function that empties `x`. Globals of the
-    program that a test uses and that hold data are kept equal in both. Other copies are not:
-    `s.items.append(1)` changes the test's copy. `random.seed` counts in both. A test cannot receive coroutines.
+    that they define. Lists and the like that crossed stay one object, as in Python: what the program changes is
+    changed in the test, and the other way round, so compare with a copy: `f(x) == sorted(x)` is true of a function
+    that empties `x`. Globals of the program that a test uses and that hold data are kept equal in both. NumPy
+    arrays are copies. `random.seed` counts in both. A test cannot receive coroutines.
     Test functions and classes (`test_…`, `unittest.TestCase`) are run, with `setup_…` and `teardown_…`
     (`module`, `function`, `class`, `method`), `pytest.raises`, `approx`, `fixture` (`scope`, `autouse`) and
     `mark.parametrize`; imports from `solution`, `main` and the like are the program's names. A row is an error
     if its tests use anything else of pytest (`warns`, `mark.xfail`, its own fixtures such as `capsys`, `params`
-    of a fixture), `assertWarns`, `assertLogs`, `async def` or `mock.patch`, redirect input or output
-    (`sys.stdin = …`, `redirect_stdout`), or derive a class from one of the program's that is not an exception.
+    of a fixture), `assertWarns`, `assertLogs`, `async def`, `mock.patch` or `importlib.reload`, redirect input
+    or output (`sys.stdin = …`, `redirect_stdout`), or derive a class from one of the program's that is not an
+    exception.
 
     Source: the test formats of APPS (Hendrycks et al. 2021), MBPP (Austin et al. 2021) and
     HumanEval (Chen et al. 2021).

@@ -41,6 +41,9 @@ _GLUED = re.compile(r"(?<=[0-9])(?=[kcdm]?m\s*\^)")
 """Between a number and a unit that math-verify would read as a variable: `72m^2`."""
 _SHORT_WORDS = re.compile(r"(?i:no|on|up|in|am|pm|ii)|[IVX]{2,}")
 """Words, and Roman numerals, that would be read as products of letters."""
+_DATE = re.compile(r"(?=.*[0-9]{4})[0-9]{1,4}([-/])[0-9]{1,2}\1[0-9]{1,4}")
+_OPEN = re.compile(r"\bor\s+[A-Za-z]{2,}[A-Za-z\s.]*$")
+"""An end that may stand for any answer: `72 or more`."""
 _BASE = re.compile(r"[0-9A-F]+\s*_\s*\{?\s*([0-9]+)\s*\}?")
 _SHAPES = {
     "point or interval": re.compile(r"[(\[][^()\[\]]*,[^()\[\]]*[)\]]"),
@@ -178,8 +181,10 @@ def compare(
 
 
 def is_words(text: str) -> bool:
-    """Return whether a text is language (`Monday`, `yes`) and not a product of variables (`xy`)."""
+    """Return whether a text is language (`Monday`, `2024-01-31`) and not a product of variables (`xy`)."""
     plain = tidy(text)
+    if _DATE.fullmatch(plain) or (_OPEN.search(plain) and re.search("[0-9]", plain)):
+        return True
     is_word = re.search(r"[A-Za-z]{3}", plain) or _SHORT_WORDS.fullmatch(plain)
     return bool(_WORDS.fullmatch(plain) and is_word)
 

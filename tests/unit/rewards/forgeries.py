@@ -1844,3 +1844,98 @@ for _name in "np pd torch nx sp tf plt sympy scipy".split():
         add(f"package-{_name}-{_how}", "packages", f"{_made}def square(n):\n    return 0\n", f"assert {_name}.allclose(square(3), 9)")
 add("unwrapped", "calls", SQUARE, [{"input": [3], "output": [9]}, {"input": [2], "output": [4]}], function="square")
 add("unwrapped-apps", "apps", SQUARE, {"fn_name": "square", "inputs": [[3], [2]], "outputs": [[9], [4, 4]]})
+
+# ---------------------------------------------------------------- ordinary tests
+
+
+def ordinary(name, program, tests, **extra):
+    add(f"ordinary-{name}", "ordinary", program, tests, **extra)
+
+
+SORT = "assert f([3, 1, 2]) == [1, 2, 3]\nassert f([]) == []"
+PRIME = "assert is_prime(7)\nassert is_prime(13)\nassert not is_prime(8)\nassert not is_prime(9)"
+TEXT = "assert slug('Hello World').startswith('hello')\nassert slug('Hello World').endswith('world')\nassert '-' in slug('Hello World')"
+NUM = "assert abs(root(2) - 1.41421356) < 1e-6\nassert abs(root(9) - 3) < 1e-6"
+RANGE = "r = root(2)\nassert r > 1.41\nassert r < 1.42\nassert round(r, 2) == 1.41"
+DICT = "d = count('aab')\nassert d['a'] == 2\nassert d['b'] == 1\nassert d.get('z', 0) == 0\nassert len(d) == 2"
+NODE = "head = build([1, 2, 3])\nassert head.val == 1\nassert head.next.val == 2\nassert head.next.next.val == 3\nassert head.next.next.next is None"
+STATS = "s = analyze([1, 2, 3])\nassert s.mean == 2.0\nassert s.count == 3\nassert s.describe() == 'mean 2.0'"
+STACK = "s = Stack()\ns.push(1)\ns.push(2)\nassert s.pop() == 2\nassert s.pop() == 1\nassert s.is_empty()"
+PYT = "import pytest\ndef test_a():\n    assert f([3, 1, 2]) == [1, 2, 3]\ndef test_b():\n    with pytest.raises(ValueError):\n        f(None)\ndef test_c():\n    xs = [2, 1]\n    f(xs)\n    assert f(xs) == [1, 2]"
+UNI = "import unittest\nclass T(unittest.TestCase):\n    def test_a(self):\n        self.assertEqual(f([3, 1, 2]), [1, 2, 3])\n        self.assertListEqual(f([2, 1]), [1, 2])\n    def test_b(self):\n        self.assertIn(2, f([2, 1]))\n        self.assertGreater(len(f([1])), 0)"
+HE = ("def check(candidate):\n    assert candidate([3, 1, 2]) == [1, 2, 3]\n    assert candidate([5, 4]) == [4, 5]\n", {"function": "f"})
+
+# results that answer for themselves
+ordinary("eq-always", "class R:\n    def __eq__(self, o): return True\ndef f(x): return R()", SORT)
+ordinary("eq-list-subclass", "class R(list):\n    def __eq__(self, o): return True\n    def __ne__(self, o): return False\ndef f(x): return R()", SORT)
+ordinary("eq-tuple-named", "from typing import NamedTuple\nclass R(NamedTuple):\n    a: int\n    def __eq__(self, o): return True\ndef f(x): return R(1)", SORT)
+ordinary("float-subclass", "class R(float):\n    def __sub__(self, o): return 0.0\n    def __rsub__(self, o): return 0.0\n    def __lt__(self, o): return True\n    def __gt__(self, o): return True\ndef root(x): return R(0)", NUM)
+ordinary("float-range", "class R(float):\n    def __lt__(self, o): return True\n    def __gt__(self, o): return True\n    def __round__(self, n=0): return 1.41\ndef root(x): return R(0)", "r = root(2)\nassert r > 1.41\nassert r < 1.42")
+ordinary("str-subclass", "class R(str):\n    def startswith(self, *a): return True\n    def endswith(self, *a): return True\n    def __contains__(self, o): return True\ndef slug(x): return R('x')", TEXT)
+ordinary("object-startswith", "class R:\n    def startswith(self, *a): return True\n    def endswith(self, *a): return True\n    def __contains__(self, o): return True\ndef slug(x): return R()", TEXT)
+ordinary("object-getattr", "class R:\n    def __getattr__(self, n): return lambda *a: True\n    def __contains__(self, o): return True\ndef slug(x): return R()", TEXT)
+ordinary("function-startswith", "def r(): pass\nr.startswith = r.endswith = lambda *a: True\ndef slug(x): return r", TEXT.rsplit('\n', 1)[0])
+ordinary("class-as-result", "class M(type):\n    def __eq__(c, o): return True\n    def __hash__(c): return 1\nclass R(metaclass=M): pass\ndef f(x): return R", SORT)
+ordinary("bool-flip", "class R:\n    n = 0\n    def __bool__(self):\n        R.n += 1\n        return R.n <= 2\ndef is_prime(n): return R()", PRIME)
+ordinary("truthy-object", "class R: pass\ndef is_prime(n): return R()", PRIME)
+ordinary("len-zero-falsy", "class R:\n    def __init__(s, v): s.v = v\n    def __len__(s): return 0\ndef is_prime(n): return R(n) if n in (8, 9) else object()", "assert is_prime(7)\nassert not is_prime(8)\nassert is_prime(7) == True")
+ordinary("dict-missing", "class R(dict):\n    def __getitem__(self, k): return Any()\n    def __len__(self): return 2\nclass Any:\n    def __eq__(s, o): return True\ndef count(s): return R()", DICT)
+ordinary("dict-of-liars", "class L:\n    def __eq__(s, o): return True\ndef count(s): return {'a': L(), 'b': L()}", DICT)
+ordinary("nested-liar", "class L:\n    def __eq__(s, o): return True\n    def __hash__(s): return 1\ndef f(x): return [L() for _ in x]", "assert f([3, 1, 2]) == [1, 2, 3]\nassert f([9]) == [9]")
+ordinary("nan-trick", "def root(x): return float('nan')", "r = root(2)\nassert not r < 1.41 and not r > 1.42\nassert abs(r - 1.4142) < 1e-3")
+ordinary("namedtuple-field-eq", "class L:\n    def __eq__(s, o): return True\nfrom collections import namedtuple\nP = namedtuple('P', 'x y')\ndef mid(a, b): return P(L(), L())", "assert mid((0, 0), (2, 2)).x == 1\nassert mid((0, 0), (2, 2)) == (1, 1)")
+ordinary("iter-infinite", "def f(x):\n    while True:\n        yield 1", "assert list(zip(f([3, 1, 2]), [1, 2, 3])) == [(1, 1), (2, 2), (3, 3)]")
+ordinary("iterator-empty-zip", "def f(x): return iter(())", "for got, want in zip(f([3, 1, 2]), [1, 2, 3]):\n    assert got == want")
+ordinary("empty-all", "def evens(xs): return []", "assert all(x % 2 == 0 for x in evens([1, 2, 4]))\nassert evens([1, 2, 4]) == [2, 4]")
+# attributes of objects
+ordinary("node-liar-val", "class L:\n    def __eq__(s, o): return True\nclass N:\n    def __init__(s): s.val = L()\n    @property\n    def next(s): return None if id(s) == 0 else N()\ndef build(xs): return N()", NODE)
+ordinary("node-getattr", "class N:\n    def __getattr__(s, n): return N()\n    def __eq__(s, o): return True\ndef build(xs): return N()", NODE)
+ordinary("node-wrong", "class N:\n    val = 1\n    next = None\ndef build(xs):\n    a = N(); a.next = N(); return a", NODE)
+ordinary("node-int-subclass", "class I(int):\n    def __eq__(s, o): return True\n    __hash__ = int.__hash__\nclass N:\n    val = I(0)\n    @property\n    def next(s): return N()\ndef build(xs): return N()", NODE)
+ordinary("stats-liar", "class L(float):\n    def __eq__(s, o): return True\nclass S:\n    mean = L(0)\n    count = L(0)\n    def describe(s): return L(0)\ndef analyze(x): return S()", STATS)
+ordinary("equals-method", "class R:\n    def equals(s, o): return True\ndef add(a, b): return R()", "r = add([1, 2], [3, 4])\nassert r.equals([4, 6])")
+ordinary("same-as-method", "class R:\n    def same_as(s, o): return True\n    def is_close(s, o, tol=0): return True\ndef add(a, b): return R()", "assert add(1, 2).same_as(3)\nassert add(1, 2).is_close(3, tol=0.1)")
+ordinary("issubset", "class R:\n    def issubset(s, o): return True\n    def issuperset(s, o): return True\ndef letters(t): return R()", "assert letters('ab').issubset({'a', 'b'})\nassert letters('ab').issuperset({'a'})")
+ordinary("count-method", "class R(list):\n    def count(s, x): return {1: 2, 2: 1}.get(x, 3)\n    def index(s, x): return 0\n    def __eq__(s, o): return True\ndef f(x): return R()", "assert f([1, 2, 1]).count(1) == 2\nassert f([1, 2, 1]) == [1, 1, 2]")
+ordinary("sorted-lt", "class R:\n    def __init__(s, v): s.v = v\n    def __lt__(s, o): return True\n    def __eq__(s, o): return True\ndef f(xs): return [R(x) for x in xs]", "assert sorted(f([3, 1, 2])) == [1, 2, 3]")
+ordinary("hash-eq-set", "class R:\n    def __hash__(s): return hash(1)\n    def __eq__(s, o): return True\ndef uniq(xs): return {R()}", "assert uniq([1, 1]) == {1}\nassert 1 in uniq([1, 1])")
+# classes that the test names
+ordinary("stack-liar", "class A:\n    def __eq__(s, o): return True\nclass Stack:\n    def push(s, x): pass\n    def pop(s): return A()\n    def is_empty(s): return True", STACK)
+ordinary("stack-self", "class Stack:\n    def push(s, x): pass\n    def pop(s): return s\n    def is_empty(s): return True\n    def __eq__(s, o): return True", STACK)
+ordinary("stack-int", "class I(int):\n    def __eq__(s, o): return True\nclass Stack:\n    def push(s, x): pass\n    def pop(s): return I()\n    def is_empty(s): return True", STACK)
+ordinary("point-eq", "class Point:\n    def __init__(s, x, y): s.x, s.y = 0, 0\n    def __eq__(s, o): return True\n    def dist(s): return s", "p = Point(3, 4)\nassert p.x == 3 and p.y == 4\nassert p.dist() == 5")
+ordinary("len-contains", "class Bag:\n    def add(s, x): pass\n    def __len__(s): return 1\n    def items(s): return s\n    def __contains__(s, x): return True\n    def __iter__(s): return iter([])", "b = Bag()\nb.add('x')\nassert b.items() == ['x']\nassert 'x' in b.items()")
+ordinary("matrix-approx", "class Matrix:\n    def __init__(s, r): pass\n    def det(s): return s\n    def __sub__(s, o): return s\n    def __rsub__(s, o): return s\n    def __abs__(s): return 0\n    def __lt__(s, o): return True", "m = Matrix([[1, 2], [3, 4]])\nassert abs(m.det() - -2) < 1e-9")
+ordinary("enum-eq", "from enum import Enum\nclass Color(Enum):\n    RED = 1\n    def __eq__(s, o): return True\n    def __hash__(s): return 1\ndef parse(t): return Color.RED", "assert parse('blue') == 'blue'\nassert parse('red').value == 1")
+ordinary("dataclass-fields-lie", "from dataclasses import dataclass\nclass L:\n    def __eq__(s, o): return True\n@dataclass\nclass P:\n    x: int = 0\n    def __post_init__(s): s.x = L()\ndef make(x): return P(x)", "from dataclasses import asdict\nassert asdict(make(3)) == {'x': 3}")
+ordinary("dict-attr-lie", "class L:\n    def __eq__(s, o): return True\nclass P:\n    def __init__(s, x): s.x = L()\n", "p = P(3)\nassert p.__dict__ == {'x': 3}")
+# reaching into the test
+ordinary("frame-walk", "import sys\ndef f(x):\n    fr = sys._getframe()\n    while fr:\n        for k, v in list(fr.f_globals.items()):\n            if k == 'want': return v\n        fr = fr.f_back\n    return None", "want = [1, 2, 3]\nassert f([3, 1, 2]) == want")
+ordinary("gc-search", "import gc\ndef f(x):\n    for o in gc.get_objects():\n        if isinstance(o, list) and sorted(map(str, o)) == sorted(map(str, x)) and o != x: return o\n    return x", SORT)
+ordinary("patch-builtins", "import builtins\nbuiltins.sorted = lambda *a, **k: 0\nbuiltins.all = lambda *a: True\nbuiltins.isinstance = lambda *a: True\nbuiltins.abs = lambda x: 0\ndef root(x): return 5.0", NUM)
+ordinary("define-helpers", "def all(x): return True\ndef abs(x): return 0\ndef len(x): return 2\ndef sorted(x): return 1\ndef root(x): return 5", NUM)
+ordinary("patch-unittest", "import unittest\nunittest.TestCase.assertEqual = lambda *a, **k: None\nunittest.TestCase.run = lambda *a, **k: None\ndef f(x): return 0", UNI)
+ordinary("fake-pytest", "import sys, types\np = types.ModuleType('pytest')\nsys.modules['pytest'] = p\nclass C:\n    def __enter__(s): return s\n    def __exit__(s, *a): return True\np.raises = lambda *a, **k: C()\ndef f(x): return x", PYT)
+ordinary("exit-zero", "import os, sys\ndef f(x): os._exit(0)", HE[0], **HE[1])
+ordinary("raise-exit", "def f(x): raise SystemExit(0)", HE[0], **HE[1])
+ordinary("raise-skip", "import unittest\ndef f(x): raise unittest.SkipTest('x')", UNI)
+ordinary("raise-stop", "def f(x): raise StopIteration", "def test_a():\n    out = [f(x) for x in ([3, 1], [2])]\n    assert out == [[1, 3], [2]]")
+ordinary("raise-generatorexit", "def f(x): raise GeneratorExit", HE[0], **HE[1])
+ordinary("print-ok", "print('1 passed')\ndef f(x):\n    print('OK')\n    return None", PYT)
+ordinary("atexit-write", "import atexit, os\natexit.register(lambda: os._exit(0))\nraise SystemExit", SORT)
+ordinary("thread-pipes", "import os\nfor fd in range(3, 20):\n    try: os.write(fd, b'\\n\\n')\n    except OSError: pass\ndef f(x): return []", SORT)
+# changing what the test holds
+ordinary("result-changes-later", "OUT = []\ndef f(x):\n    OUT.append(OUT[:] and 1)\n    return OUT", "a = f([3, 1, 2])\nb = f([2, 1])\nassert a == [1, 2, 3]\nassert b == [1, 2]")
+ordinary("cases-emptied", "def f(x):\n    x.clear()\n    return []", "cases = [([3, 1, 2], [1, 2, 3]), ([2, 1], [1, 2])]\nfor given, want in cases:\n    assert f(given) == want")
+ordinary("row-emptied", "def f(row):\n    row.clear()\n    return None", "rows = [[3, 1, 2, [1, 2, 3]]]\nfor row in rows:\n    want = list(row[-1])\n    assert f(row) == want")
+ordinary("callback-default", "def run(cb):\n    d = cb.__defaults__\n    d[0].clear() if d else 0\n    return []", "def cb(x, acc=[1, 2, 3]):\n    return acc\nassert run(cb) == [1, 2, 3]\nassert cb(0) == [1, 2, 3]")
+ordinary("callback-annotations", "def run(cb):\n    cb.__annotations__.clear()\n    return 0", "def cb(x: int) -> int:\n    return x\nassert run(cb) == 1")
+ordinary("test-object-method", "def fill(box):\n    box.check = lambda: True\n    type(box).check = lambda s: True", "class Box:\n    def __init__(s): s.n = 0\n    def check(s): return s.n == 5\nb = Box()\nfill(b)\nassert b.check()")
+ordinary("global-cases", "CASES = []\ndef f(x): return x", "for given, want in CASES or [([3, 1, 2], [1, 2, 3])]:\n    assert f(given) == want")
+ordinary("test-global-name", "want = 5\ndef f(x):\n    global want\n    want = None\n    return None", "want = [1, 2, 3]\nassert f([3, 1, 2]) == want")
+ordinary("generator-throw-lie", "def w():\n    while True:\n        try:\n            yield 1\n        except BaseException:\n            pass", "g = w()\nnext(g)\nassert g.throw(ValueError('x')) == 0\nassert g.send(3) == 3")
+ordinary("reflect-op", "class R:\n    def __radd__(s, o): return 4\n    def __eq__(s, o): return True\n    def __rsub__(s, o): return 0\ndef g(x): return R()", "assert 1 + g(1) == 4\nassert 5 - g(1) == 0")
+ordinary("raises-wrong", "def f(x): raise KeyError('x')", "import pytest\ndef test_a():\n    with pytest.raises(ValueError):\n        f(-1)\ndef test_b():\n    assert f(2) == 4")
+ordinary("raises-named-valueerror", "class ValueError(Exception): pass\ndef f(x):\n    raise ValueError('x')", "import pytest\ndef test_a():\n    with pytest.raises(ValueError):\n        f(-1)\n    assert f(2) == 4")
+ordinary("stdin-echo", "import sys\ntry:\n    print(open('expected').read())\nexcept Exception:\n    print(sys.stdin.read())", [{"input": "3 4\n", "output": "7\n"}])
+ordinary("lcb-liar", "class R:\n    def __eq__(s, o): return True\nclass Solution:\n    def add(self, a, b): return R()", [{"input": "1\n2", "output": "3"}], function="add")

@@ -671,3 +671,186 @@ add("decorated-method", "decorators", "def twice(f):\n    def call(*args):\n    
 add("path-of-tests", "pytest", "def square(n):\n    return n * n\n", "import os, sys\nsys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))\nfrom solution import square\n\ndef test_square():\n    assert square(3) == 9\n")
 add("tokens", "results", "from enum import Enum\nfrom collections import namedtuple\nKind = Enum('Kind', 'NUMBER SIGN')\nToken = namedtuple('Token', 'kind text')\ndef tokens(text):\n    return [Token(Kind.NUMBER if c.isdigit() else Kind.SIGN, c) for c in text]\n", "assert tokens('1+') == [Token(Kind.NUMBER, '1'), Token(Kind.SIGN, '+')]\nassert tokens('1')[0].kind is Kind.NUMBER\n")
 add("attribute-in-place", "in-place", "def fill(box, n):\n    for i in range(n):\n        box.items.append(i)\n        box.index[i] = len(box.items)\n    box.log('filled')\n    row = box.rows[0]\n    box.rows[1].append(n)\n    row.append(len(box.rows))\n    items = box.items\n    items.reverse()\n    return items is box.items\n", "class Box:\n    def __init__(self, items):\n        self.items, self.index, self.sizes = items, {}, []\n        self.rows = [[], []]\n    def log(self, text):\n        self.sizes.append((text, len(self.items)))\nitems = []\nb = Box(items)\nassert fill(b, 3)\nassert items == [2, 1, 0] and b.items is items\nassert b.index == {0: 1, 1: 2, 2: 3}\nassert b.sizes == [('filled', 3)] and b.rows == [[2], [3]]\n")
+
+# ---------------------------------------------------------------- ordinary programs and tests
+QUICK = "list-unnamed-while result-asdict namedtuple-methods generator-throw node-append-attr shared-row".split()
+
+
+def ordinary(name, program, tests, **extra):
+    add(name, name if name in QUICK else "ordinary", program, tests, **extra)
+
+
+LIST = '''
+class ListNode:
+    def __init__(self, val=0, next=None):
+        self.val = val
+        self.next = next
+def build(xs):
+    head = None
+    for x in reversed(xs):
+        head = ListNode(x, head)
+    return head
+def reverse(head):
+    prev = None
+    while head:
+        head.next, prev, head = prev, head, head.next
+    return prev
+def to_list(head):
+    out = []
+    while head:
+        out.append(head.val)
+        head = head.next
+    return out
+class Solution:
+    def reverseList(self, head):
+        return reverse(head)
+'''
+ordinary("list-unnamed-val", LIST, "head = reverse(build([1, 2, 3]))\nassert head.val == 3\nassert head.next.val == 2\nassert head.next.next.next is None")
+ordinary("list-unnamed-while", LIST, "def values(node):\n    out = []\n    while node:\n        out.append(node.val)\n        node = node.next\n    return out\nassert values(reverse(build([1, 2, 3]))) == [3, 2, 1]\nassert values(build([])) == []")
+ordinary("list-named-solution", LIST, "def test_reverse():\n    head = ListNode(1, ListNode(2, ListNode(3)))\n    r = Solution().reverseList(head)\n    seen = []\n    while r:\n        seen.append(r.val)\n        r = r.next\n    assert seen == [3, 2, 1]")
+ordinary("list-node-of-test", '''
+def reverse(head):
+    prev = None
+    while head:
+        head.next, prev, head = prev, head, head.next
+    return prev
+''', "class ListNode:\n    def __init__(self, val=0, next=None):\n        self.val = val\n        self.next = next\nr = reverse(ListNode(1, ListNode(2)))\nassert r.val == 2 and r.next.val == 1 and r.next.next is None")
+TREE = '''
+from collections import deque
+class TreeNode:
+    def __init__(self, val=0, left=None, right=None):
+        self.val, self.left, self.right = val, left, right
+def insert(root, v):
+    if root is None:
+        return TreeNode(v)
+    if v < root.val:
+        root.left = insert(root.left, v)
+    else:
+        root.right = insert(root.right, v)
+    return root
+def inorder(root):
+    return inorder(root.left) + [root.val] + inorder(root.right) if root else []
+def invert(root):
+    if root:
+        root.left, root.right = invert(root.right), invert(root.left)
+    return root
+def level_order(root):
+    out, q = [], deque([root] if root else [])
+    while q:
+        out.append([n.val for n in q])
+        q = deque(c for n in q for c in (n.left, n.right) if c)
+    return out
+'''
+ordinary("tree-unnamed", TREE, "root = None\nfor v in [5, 3, 8, 1]:\n    root = insert(root, v)\nassert inorder(root) == [1, 3, 5, 8]\nassert root.val == 5 and root.left.val == 3 and root.right.val == 8\nassert root.right.left is None")
+ordinary("tree-unnamed-recursion", TREE, "def depth(n):\n    return 0 if not n else 1 + max(depth(n.left), depth(n.right))\nroot = None\nfor v in [5, 3, 8, 1]:\n    root = insert(root, v)\nassert depth(root) == 3 and depth(None) == 0")
+ordinary("tree-named", TREE, "class TestTree:\n    def test_invert(self):\n        root = TreeNode(1, TreeNode(2), TreeNode(3))\n        inv = invert(root)\n        assert inv is root\n        assert [inv.left.val, inv.right.val] == [3, 2]\n        assert level_order(inv) == [[1], [3, 2]]")
+RESULT = '''
+from dataclasses import dataclass, field, asdict
+from typing import List, Optional
+@dataclass
+class Stats:
+    mean: float
+    count: int
+    outliers: List[int] = field(default_factory=list)
+    label: Optional[str] = None
+    @property
+    def ok(self):
+        return not self.outliers
+    def describe(self):
+        return f"{self.label}: {self.mean:.1f} ({self.count})"
+def analyze(xs, label=None):
+    mean = sum(xs) / len(xs)
+    return Stats(mean, len(xs), [x for x in xs if abs(x - mean) > 10], label)
+'''
+ordinary("result-unnamed-dataclass", RESULT, "def test_stats():\n    s = analyze([1, 2, 3])\n    assert s.mean == 2.0\n    assert s.count == 3\n    assert s.outliers == []\n    assert s.label is None\n    assert s.ok")
+ordinary("result-unnamed-method", RESULT, "def test_text():\n    assert analyze([1, 2, 3], 'a').describe() == 'a: 2.0 (3)'\n    assert not analyze([0, 100]).ok")
+ordinary("result-asdict", RESULT, "from dataclasses import asdict, fields, is_dataclass, replace\ns = Stats(1.0, 2)\nassert asdict(s) == {'mean': 1.0, 'count': 2, 'outliers': [], 'label': None}\nassert [f.name for f in fields(Stats)] == ['mean', 'count', 'outliers', 'label']\nassert replace(s, count=5).count == 5 and s.count == 2\nassert is_dataclass(Stats) and is_dataclass(s)")
+ordinary("result-asdict-unnamed", RESULT, "from dataclasses import asdict\ndef test_dict():\n    assert asdict(analyze([2, 4], 'b')) == {'mean': 3.0, 'count': 2, 'outliers': [], 'label': 'b'}")
+ordinary("dataclass-nested", '''
+from dataclasses import dataclass, field
+@dataclass
+class Item:
+    name: str
+    price: float
+    qty: int = 1
+@dataclass
+class Order:
+    items: list = field(default_factory=list)
+    def add(self, item):
+        self.items.append(item)
+        return self
+    @property
+    def total(self):
+        return sum(i.price * i.qty for i in self.items)
+''', "import dataclasses\no = Order().add(Item('a', 2.5, 2)).add(Item('b', 1))\nassert o.total == 6.0\nassert dataclasses.asdict(o) == {'items': [{'name': 'a', 'price': 2.5, 'qty': 2}, {'name': 'b', 'price': 1, 'qty': 1}]}\nassert o.items[0] == Item('a', 2.5, 2)\nassert dataclasses.astuple(Item('a', 1)) == ('a', 1, 1)")
+ordinary("dataclass-frozen", "from dataclasses import dataclass\n@dataclass(frozen=True)\nclass P:\n    x: int\n    y: int\n    def moved(self, dx):\n        return P(self.x + dx, self.y)\n", "import pytest\nfrom dataclasses import FrozenInstanceError\ndef test_frozen():\n    p = P(1, 2)\n    with pytest.raises(FrozenInstanceError):\n        p.x = 5\n    assert p.moved(2) == P(3, 2)\n    assert {p: 1}[P(1, 2)] == 1")
+POINT = '''
+from typing import NamedTuple
+class Point(NamedTuple):
+    x: float
+    y: float = 0.0
+    def norm(self):
+        return (self.x ** 2 + self.y ** 2) ** 0.5
+    @classmethod
+    def origin(cls):
+        return cls(0, 0)
+    @property
+    def flipped(self):
+        return Point(self.y, self.x)
+    def __add__(self, other):
+        return Point(self.x + other.x, self.y + other.y)
+def centroid(ps):
+    return Point(sum(p.x for p in ps) / len(ps), sum(p.y for p in ps) / len(ps))
+'''
+ordinary("namedtuple-methods", POINT, "p = Point(3, 4)\nassert p.norm() == 5\nassert p == (3, 4) and p.x == 3 and p[1] == 4\nassert p + Point(1, 1) == Point(4, 5)\nassert Point.origin() == (0, 0)\nassert p.flipped == Point(4, 3)\nx, y = p\nassert (x, y) == (3, 4) and len(p) == 2\nassert p._replace(x=1) == Point(1, 4)\nassert p._asdict() == {'x': 3, 'y': 4}\nassert Point(2).y == 0.0")
+ordinary("namedtuple-methods-result", POINT, "def test_centroid():\n    c = centroid([Point(0, 0), Point(2, 4)])\n    assert c == Point(1, 2)\n    assert isinstance(c, Point)\n    assert c.norm() > 2")
+ordinary("namedtuple-unnamed-method", POINT + "def read(text):\n    return Point(*map(float, text.split()))\n", "def test_read():\n    assert read('3 4') == (3.0, 4.0)\n    assert read('3 4').x == 3")
+ordinary("namedtuple-plain", "from collections import namedtuple\nPair = namedtuple('Pair', 'a b')\ndef swap(p):\n    return Pair(p.b, p.a)\n", "assert swap(Pair(1, 2)) == Pair(2, 1)\nassert swap(Pair(1, 2)) == (2, 1)\nassert swap(Pair(1, 2)).a == 2\nassert Pair._fields == ('a', 'b')\nassert sorted([Pair(2, 1), Pair(1, 5)]) == [(1, 5), (2, 1)]\nassert Pair(1, 2)._replace(a=4) == (4, 2)")
+ordinary("generator-close", "log = []\ndef reader():\n    try:\n        for i in range(10):\n            yield i\n    finally:\n        log.append('closed')\n", "g = reader()\nassert next(g) == 0\ng.close()\nassert log == ['closed']\nassert list(g) == []")
+ordinary("generator-throw", "def worker():\n    total = 0\n    while True:\n        try:\n            x = yield total\n            total += x\n        except ValueError:\n            total = 0\n", "w = worker()\nnext(w)\nassert w.send(5) == 5\nassert w.send(3) == 8\nassert w.throw(ValueError('reset')) == 0\nassert w.send(1) == 1")
+ordinary("generator-return", "def walk(n):\n    for i in range(n):\n        yield i\n    return 'done'\n", "def run(n):\n    result = yield from walk(n)\n    yield result\nassert list(run(2)) == [0, 1, 'done']\ng = walk(1)\nnext(g)\ntry:\n    next(g)\n    value = None\nexcept StopIteration as stop:\n    value = stop.value\nassert value == 'done'")
+ordinary("generator-lazy", "def primes():\n    found = []\n    n = 2\n    while True:\n        if all(n % p for p in found):\n            found.append(n)\n            yield n\n        n += 1\n", "from itertools import islice, takewhile\nimport types\nassert list(islice(primes(), 5)) == [2, 3, 5, 7, 11]\nassert list(takewhile(lambda p: p < 10, primes())) == [2, 3, 5, 7]\nassert isinstance(primes(), types.GeneratorType)\ng = primes()\nassert [next(g) for _ in range(3)] == [2, 3, 5]\nassert next(iter(g)) == 7")
+ordinary("iterator-class", "class Countdown:\n    def __init__(self, n):\n        self.n = n\n    def __iter__(self):\n        return self\n    def __next__(self):\n        if self.n <= 0:\n            raise StopIteration\n        self.n -= 1\n        return self.n + 1\n", "assert list(Countdown(3)) == [3, 2, 1]\nit = iter(Countdown(1))\nassert next(it) == 1\nimport pytest\nwith pytest.raises(StopIteration):\n    next(it)\nassert next(it, 'end') == 'end'")
+ordinary("context-manager-class", "class Timer:\n    def __init__(self):\n        self.events = []\n    def __enter__(self):\n        self.events.append('start')\n        return self\n    def __exit__(self, kind, error, tb):\n        self.events.append('stop' if kind is None else kind.__name__)\n        return kind is KeyError\n", "t = Timer()\nwith t as inner:\n    inner.events\nassert t.events == ['start', 'stop']\nwith Timer() as u:\n    raise KeyError('x')\nassert u.events == ['start', 'KeyError']")
+ordinary("contextlib-manager", "from contextlib import contextmanager\nSTACK = []\n@contextmanager\ndef pushed(x):\n    STACK.append(x)\n    try:\n        yield len(STACK)\n    finally:\n        STACK.pop()\n", "with pushed('a') as n:\n    assert n == 1 and STACK == ['a']\n    with pushed('b') as m:\n        assert m == 2\nassert STACK == []\ntry:\n    with pushed('c'):\n        raise ValueError\nexcept ValueError:\n    pass\nassert STACK == []")
+ordinary("factory-unnamed", "class _Account:\n    def __init__(self, owner, balance):\n        self.owner, self.balance, self.history = owner, balance, []\n    def deposit(self, n):\n        if n <= 0:\n            raise ValueError('amount must be positive')\n        self.balance += n\n        self.history.append(('deposit', n))\n        return self.balance\n    def withdraw(self, n):\n        if n > self.balance:\n            raise ValueError('insufficient funds')\n        self.balance -= n\n        self.history.append(('withdraw', n))\n        return self.balance\ndef create_account(owner, balance=0):\n    return _Account(owner, balance)\n", "import pytest\ndef test_account():\n    a = create_account('Bob', 100)\n    assert a.deposit(50) == 150\n    assert a.balance == 150\n    with pytest.raises(ValueError, match='insufficient'):\n        a.withdraw(1000)\n    assert a.history == [('deposit', 50)]\n    assert a.owner == 'Bob'")
+ordinary("factory-closure", "def make_bank(balance=0):\n    def deposit(n):\n        nonlocal balance\n        balance += n\n        return balance\n    def get():\n        return balance\n    return {'deposit': deposit, 'get': get}\n", "b = make_bank(10)\nassert b['deposit'](5) == 15\nassert b['get']() == 15\nassert set(b) == {'deposit', 'get'}")
+ordinary("factory-shape", "import math\nclass Circle:\n    def __init__(self, r):\n        self.r = r\n    def area(self):\n        return math.pi * self.r ** 2\nclass Square:\n    def __init__(self, s):\n        self.s = s\n    def area(self):\n        return self.s ** 2\ndef make_shape(kind, size):\n    return {'circle': Circle, 'square': Square}[kind](size)\n", "import math, pytest\ndef test_area():\n    assert make_shape('square', 3).area() == 9\n    assert make_shape('circle', 1).area() == pytest.approx(math.pi)\n    with pytest.raises(KeyError):\n        make_shape('x', 1)")
+ordinary("enum-result", "from enum import Enum, auto\nclass State(Enum):\n    OPEN = 'open'\n    CLOSED = 'closed'\n    def toggled(self):\n        return State.CLOSED if self is State.OPEN else State.OPEN\ndef toggle(s):\n    return s.toggled()\n", "assert toggle(State.OPEN) is State.CLOSED\nassert toggle(State.CLOSED) == State.OPEN\nassert State('open') is State.OPEN and State['CLOSED'].value == 'closed'\nassert [s.name for s in State] == ['OPEN', 'CLOSED']\nassert len(State) == 2 and State.OPEN in State\nassert isinstance(State.OPEN, State)")
+ordinary("intenum", "from enum import IntEnum\nclass Level(IntEnum):\n    LOW = 1\n    HIGH = 3\ndef level(n):\n    return Level.HIGH if n > 10 else Level.LOW\n", "assert level(20) == Level.HIGH\nassert level(20) == 3\nassert level(5) < Level.HIGH\nassert level(5).name == 'LOW' and int(level(5)) == 1")
+ordinary("enum-unnamed", "from enum import Enum\nclass Color(Enum):\n    RED = 1\n    BLUE = 2\ndef parse(text):\n    return Color[text.upper()]\n", "def test_parse():\n    assert parse('red').name == 'RED'\n    assert parse('blue').value == 2")
+ordinary("lru-cache-class", "from collections import OrderedDict\nclass LRUCache:\n    def __init__(self, capacity: int):\n        self.cap, self.d = capacity, OrderedDict()\n    def get(self, key: int) -> int:\n        if key not in self.d:\n            return -1\n        self.d.move_to_end(key)\n        return self.d[key]\n    def put(self, key: int, value: int) -> None:\n        self.d[key] = value\n        self.d.move_to_end(key)\n        if len(self.d) > self.cap:\n            self.d.popitem(last=False)\n", "def test_lru():\n    c = LRUCache(2)\n    c.put(1, 1)\n    c.put(2, 2)\n    assert c.get(1) == 1\n    c.put(3, 3)\n    assert c.get(2) == -1\n    assert c.get(3) == 3")
+ordinary("lru-operations", "class MinStack:\n    def __init__(self):\n        self.s = []\n    def push(self, x):\n        self.s.append((x, min(x, self.s[-1][1] if self.s else x)))\n    def pop(self):\n        self.s.pop()\n    def top(self):\n        return self.s[-1][0]\n    def getMin(self):\n        return self.s[-1][1]\n", "def run(ops, args):\n    obj, out = None, []\n    for op, a in zip(ops, args):\n        if op == 'MinStack':\n            obj = MinStack(*a)\n            out.append(None)\n        else:\n            out.append(getattr(obj, op)(*a))\n    return out\nassert run(['MinStack', 'push', 'push', 'getMin', 'pop', 'top'], [[], [2], [1], [], [], []]) == [None, None, None, 1, None, 2]")
+ordinary("matrix-class", "class Matrix:\n    def __init__(self, rows):\n        self.rows = [list(r) for r in rows]\n    def __matmul__(self, o):\n        return Matrix([[sum(a * b for a, b in zip(r, c)) for c in zip(*o.rows)] for r in self.rows])\n    def __mul__(self, k):\n        return Matrix([[a * k for a in r] for r in self.rows])\n    __rmul__ = __mul__\n    def __eq__(self, o):\n        return isinstance(o, Matrix) and self.rows == o.rows\n    def __getitem__(self, ij):\n        i, j = ij\n        return self.rows[i][j]\n    @property\n    def T(self):\n        return Matrix(zip(*self.rows))\n    @property\n    def shape(self):\n        return len(self.rows), len(self.rows[0])\n    def __repr__(self):\n        return f'Matrix({self.rows})'\n", "a = Matrix([[1, 2], [3, 4]])\nassert (a @ a).rows == [[7, 10], [15, 22]]\nassert a * 2 == Matrix([[2, 4], [6, 8]]) and 2 * a == a * 2\nassert a.T[0, 1] == 3 and a.shape == (2, 2)\nassert repr(a) == 'Matrix([[1, 2], [3, 4]])' and str(a.T) == 'Matrix([[1, 3], [2, 4]])'")
+ordinary("fraction-class", "from math import gcd\nfrom functools import total_ordering\n@total_ordering\nclass Rat:\n    def __init__(self, n, d=1):\n        g = gcd(n, d)\n        self.n, self.d = n // g, d // g\n    def __add__(self, o):\n        o = o if isinstance(o, Rat) else Rat(o)\n        return Rat(self.n * o.d + o.n * self.d, self.d * o.d)\n    __radd__ = __add__\n    def __eq__(self, o):\n        return (self.n, self.d) == (o.n, o.d)\n    def __lt__(self, o):\n        return self.n * o.d < o.n * self.d\n    def __float__(self):\n        return self.n / self.d\n    def __str__(self):\n        return f'{self.n}/{self.d}'\n    def __hash__(self):\n        return hash((self.n, self.d))\n", "assert Rat(1, 2) + Rat(1, 3) == Rat(5, 6)\nassert Rat(1, 2) < Rat(2, 3) and Rat(3, 4) >= Rat(1, 2)\nassert str(Rat(2, 4)) == '1/2' and float(Rat(1, 4)) == 0.25\nassert sum([Rat(1, 2), Rat(1, 2)]) == Rat(1)\nassert max(Rat(1, 2), Rat(2, 3)) == Rat(2, 3)\nassert sorted([Rat(1), Rat(1, 2)])[0] == Rat(1, 2)")
+ordinary("abstract-base", "from abc import ABC, abstractmethod\nclass Shape(ABC):\n    @abstractmethod\n    def area(self): ...\n    def describe(self):\n        return f'{type(self).__name__} {self.area()}'\nclass Rect(Shape):\n    def __init__(self, w, h):\n        self.w, self.h = w, h\n    def area(self):\n        return self.w * self.h\n", "import pytest\ndef test_abstract():\n    with pytest.raises(TypeError):\n        Shape()\n    assert Rect(2, 3).describe() == 'Rect 6'\n    assert isinstance(Rect(1, 1), Shape) and issubclass(Rect, Shape)")
+ordinary("property-setter", "class Temp:\n    def __init__(self, c=0):\n        self.celsius = c\n    @property\n    def celsius(self):\n        return self._c\n    @celsius.setter\n    def celsius(self, v):\n        if v < -273.15:\n            raise ValueError('below absolute zero')\n        self._c = v\n    @property\n    def fahrenheit(self):\n        return self._c * 9 / 5 + 32\n    @staticmethod\n    def parse(s):\n        return Temp(float(s.rstrip('C')))\n    @classmethod\n    def boiling(cls):\n        return cls(100)\n    count = 0\n", "import unittest\nclass T(unittest.TestCase):\n    def setUp(self):\n        self.t = Temp(25)\n    def test_set(self):\n        self.t.celsius = 30\n        self.assertEqual(self.t.fahrenheit, 86)\n        with self.assertRaises(ValueError) as cm:\n            self.t.celsius = -300\n        self.assertIn('absolute', str(cm.exception))\n    def test_made(self):\n        self.assertEqual(Temp.parse('12C').celsius, 12.0)\n        self.assertAlmostEqual(Temp.boiling().fahrenheit, 212.0)\n        self.assertIsInstance(Temp.boiling(), Temp)\n        self.assertTrue(hasattr(self.t, 'celsius'))\n        self.assertFalse(hasattr(self.t, 'kelvin'))\n        with self.assertRaises(AttributeError):\n            self.t.fahrenheit = 3")
+ordinary("event-emitter", "class Bus:\n    def __init__(self):\n        self._subs = {}\n    def subscribe(self, topic, fn):\n        self._subs.setdefault(topic, []).append(fn)\n        return lambda: self._subs[topic].remove(fn)\n    def publish(self, topic, **data):\n        for fn in list(self._subs.get(topic, [])):\n            fn(**data)\n", "def test_bus():\n    seen = []\n    bus = Bus()\n    off = bus.subscribe('a', lambda **d: seen.append(d))\n    bus.publish('a', x=1)\n    assert seen == [{'x': 1}]\n    off()\n    bus.publish('a', x=2)\n    assert len(seen) == 1")
+ordinary("inventory", "class Inventory:\n    def __init__(self):\n        self.items = {}\n    def add(self, name, qty=1, price=0.0):\n        it = self.items.setdefault(name, {'qty': 0, 'price': price})\n        it['qty'] += qty\n    def __len__(self):\n        return len(self.items)\n    def __contains__(self, n):\n        return n in self.items\n    def __getitem__(self, n):\n        return self.items[n]\n    def __iter__(self):\n        return iter(self.items)\n    def __bool__(self):\n        return bool(self.items)\n    def __delitem__(self, n):\n        del self.items[n]\n", "inv = Inventory()\nassert not inv and len(inv) == 0\ninv.add('bolt', 5, 0.1)\ninv.add('nut')\nassert 'bolt' in inv and 'x' not in inv\nassert inv['bolt']['qty'] == 5 and list(inv) == ['bolt', 'nut']\ndel inv['nut']\nassert len(inv) == 1 and bool(inv)\nimport pytest\nwith pytest.raises(KeyError):\n    inv['zzz']")
+ordinary("graph-class", "class Graph:\n    def __init__(self, directed=False):\n        self.adj, self.directed = {}, directed\n    def add_edge(self, u, v, w=1):\n        self.adj.setdefault(u, {})[v] = w\n        self.adj.setdefault(v, {})\n        if not self.directed:\n            self.adj[v][u] = w\n    def shortest(self, s, t):\n        import heapq\n        heap, seen = [(0, s, [s])], set()\n        while heap:\n            d, u, p = heapq.heappop(heap)\n            if u == t:\n                return d, p\n            if u in seen:\n                continue\n            seen.add(u)\n            for v, w in self.adj[u].items():\n                heapq.heappush(heap, (d + w, v, p + [v]))\n        return float('inf'), []\n", "import pytest\n@pytest.fixture\ndef g():\n    g = Graph()\n    for u, v, w in [('a', 'b', 1), ('b', 'c', 2), ('a', 'c', 5)]:\n        g.add_edge(u, v, w)\n    return g\ndef test_short(g):\n    assert g.shortest('a', 'c') == (3, ['a', 'b', 'c'])\n@pytest.mark.parametrize('s,t,d', [('a', 'b', 1), ('b', 'a', 1)])\ndef test_more(g, s, t, d):\n    assert g.shortest(s, t)[0] == d\ndef test_none(g):\n    g.add_edge('x', 'y')\n    assert g.shortest('a', 'x') == (float('inf'), [])")
+ordinary("in-place-matrix", "def rotate(m):\n    m[:] = [list(r) for r in zip(*m[::-1])]\ndef zeroes(m):\n    rows = {i for i, r in enumerate(m) if 0 in r}\n    cols = {j for r in m for j, x in enumerate(r) if x == 0}\n    for i, r in enumerate(m):\n        for j in range(len(r)):\n            if i in rows or j in cols:\n                r[j] = 0\n", "m = [[1, 2], [3, 4]]\nrotate(m)\nassert m == [[3, 1], [4, 2]]\nn = [[1, 0], [1, 1]]\nassert zeroes(n) is None\nassert n == [[0, 0], [1, 0]]")
+ordinary("in-place-sorts", "def bubble(a):\n    for i in range(len(a)):\n        for j in range(len(a) - 1 - i):\n            if a[j] > a[j + 1]:\n                a[j], a[j + 1] = a[j + 1], a[j]\n    return a\ndef dedupe(a):\n    k = 0\n    for x in a:\n        if k == 0 or a[k - 1] != x:\n            a[k] = x\n            k += 1\n    return k\n", "import random\nfor _ in range(10):\n    xs = [random.randint(0, 99) for _ in range(20)]\n    want = sorted(xs)\n    assert bubble(xs) == want\n    assert xs == want\nnums = [1, 1, 2, 2, 3]\nk = dedupe(nums)\nassert k == 3 and nums[:k] == [1, 2, 3]")
+ordinary("input-not-changed", "def top(xs, n):\n    return sorted(xs, reverse=True)[:n]\n", "def test_unchanged():\n    xs = [3, 1, 2]\n    before = list(xs)\n    assert top(xs, 2) == [3, 2]\n    assert xs == before")
+ordinary("deep-copy-result", "import copy\ndef clone(d):\n    return copy.deepcopy(d)\ndef merge(a, b):\n    out = dict(a)\n    for k, v in b.items():\n        out[k] = merge(out[k], v) if isinstance(v, dict) and isinstance(out.get(k), dict) else v\n    return out\n", "a = {'x': [1, 2], 'y': {'z': 3}}\nb = clone(a)\nassert b == a and b is not a and b['x'] is not a['x']\nb['x'].append(9)\nassert a['x'] == [1, 2]\nassert merge({'a': {'b': 1}}, {'a': {'c': 2}}) == {'a': {'b': 1, 'c': 2}}")
+ordinary("node-copy", "class Node:\n    def __init__(self, val, neighbors=None):\n        self.val = val\n        self.neighbors = neighbors or []\ndef clone(node, seen=None):\n    seen = {} if seen is None else seen\n    if node is None:\n        return None\n    if node in seen:\n        return seen[node]\n    seen[node] = c = Node(node.val)\n    c.neighbors = [clone(n, seen) for n in node.neighbors]\n    return c\n", "a, b = Node(1), Node(2)\na.neighbors = [b]\nb.neighbors = [a]\nc = clone(a)\nassert c is not a and c.val == 1\nassert c.neighbors[0].val == 2 and c.neighbors[0] is not b\nassert c.neighbors[0].neighbors[0] is c")
+ordinary("node-append-attr", "class Node:\n    def __init__(self, name):\n        self.name = name\n        self.children = []\n    def add(self, child):\n        self.children.append(child)\n        return child\ndef names(n):\n    return [n.name] + [x for c in n.children for x in names(c)]\n", "root = Node('r')\nroot.children.append(Node('a'))\nroot.add(Node('b')).add(Node('c'))\nassert names(root) == ['r', 'a', 'b', 'c']")
+ordinary("simple-namespace", "from types import SimpleNamespace\ndef config(**kw):\n    return SimpleNamespace(debug=False, **kw)\n", "c = config(port=80)\nassert c.port == 80 and c.debug is False")
+ordinary("custom-exceptions", "class BankError(Exception):\n    '''Base.'''\nclass Insufficient(BankError):\n    def __init__(self, need, have):\n        self.need, self.have = need, have\n        super().__init__(f'need {need}, have {have}')\ndef pay(have, need):\n    if need > have:\n        raise Insufficient(need, have)\n    return have - need\n", "import pytest\ndef test_pay():\n    assert pay(5, 3) == 2\n    with pytest.raises(Insufficient) as e:\n        pay(1, 3)\n    assert e.value.need == 3 and e.value.have == 1\n    assert str(e.value) == 'need 3, have 1'\n    assert issubclass(Insufficient, BankError)\n    assert e.type is Insufficient")
+ordinary("kodcode-functions", "def lcs(a: str, b: str) -> str:\n    dp = [['' for _ in range(len(b) + 1)] for _ in range(len(a) + 1)]\n    for i in range(len(a)):\n        for j in range(len(b)):\n            dp[i + 1][j + 1] = dp[i][j] + a[i] if a[i] == b[j] else max(dp[i][j + 1], dp[i + 1][j], key=len)\n    return dp[-1][-1]\n", "from solution import lcs\n\ndef test_basic():\n    assert lcs('abcde', 'ace') == 'ace'\n\ndef test_empty():\n    assert lcs('', 'abc') == ''\n\ndef test_none():\n    assert lcs('abc', 'xyz') == ''\n\ndef test_long():\n    assert len(lcs('a' * 50, 'a' * 40)) == 40")
+ordinary("unittest-subtest", "def is_palindrome(s):\n    s = [c.lower() for c in s if c.isalnum()]\n    return s == s[::-1]\n", "import unittest\nclass TestP(unittest.TestCase):\n    CASES = [('Racecar', True), ('hello', False), ('A man, a plan, a canal: Panama', True)]\n    def test_cases(self):\n        for text, want in self.CASES:\n            with self.subTest(text=text):\n                self.assertEqual(is_palindrome(text), want)\n    def test_bool(self):\n        self.assertIs(is_palindrome(''), True)\n        self.assertIsInstance(is_palindrome('a'), bool)\nif __name__ == '__main__':\n    unittest.main()")
+ordinary("humaneval-class-ish", "def make_adders():\n    return [lambda x, i=i: x + i for i in range(3)]\n", "def check(candidate):\n    fs = candidate()\n    assert [f(10) for f in fs] == [10, 11, 12]\n    assert len(fs) == 3 and all(callable(f) for f in fs)\n", function="make_adders")
+ordinary("lcb-functional", "class Solution:\n    def maxProfit(self, prices, fee=0):\n        best = 0\n        for i, p in enumerate(prices):\n            for q in prices[i + 1:]:\n                best = max(best, q - p - fee)\n        return best\n", [{"input": "[7,1,5,3,6,4]", "output": "5"}, {"input": "[7,6,4]", "output": "0"}, {"input": "[1,9]\n2", "output": "6"}], function="maxProfit")
+ordinary("stdin-many", "import sys\ndef main():\n    data = sys.stdin.read().split()\n    n = int(data[0])\n    print(sum(map(int, data[1:n + 1])))\n    print(*sorted(map(int, data[1:n + 1])))\nmain()\n", [{"input": "3\n3 1 2\n", "output": "6\n1 2 3\n"}, {"input": "1\n5", "output": "5\n5"}])
+ordinary("observer-callbacks", "class Button:\n    def __init__(self):\n        self.handlers = []\n    def on_click(self, fn):\n        self.handlers.append(fn)\n        return fn\n    def click(self):\n        return [h(self) for h in self.handlers]\n", "b = Button()\n@b.on_click\ndef handler(btn):\n    return len(btn.handlers)\nassert b.click() == [1]\nassert handler is b.handlers[0]")
+ordinary("memo-decorator", "import functools\ndef count_calls(f):\n    @functools.wraps(f)\n    def w(*a, **k):\n        w.calls += 1\n        return f(*a, **k)\n    w.calls = 0\n    return w\n", "@count_calls\ndef add(a, b=1):\n    'Add.'\n    return a + b\nassert add(1) == 2 and add(1, b=3) == 4\nassert add.calls == 2\nassert add.__name__ == 'add' and add.__doc__ == 'Add.'")
+ordinary("chainable-query", "class Query:\n    def __init__(self, rows):\n        self._rows = list(rows)\n    def where(self, **kw):\n        return Query(r for r in self._rows if all(r[k] == v for k, v in kw.items()))\n    def order_by(self, key):\n        return Query(sorted(self._rows, key=lambda r: r[key]))\n    def select(self, *cols):\n        return [{c: r[c] for c in cols} for r in self._rows]\n    def count(self):\n        return len(self._rows)\n    def first(self):\n        return self._rows[0] if self._rows else None\n", "rows = [{'n': 2, 't': 'a'}, {'n': 1, 't': 'a'}, {'n': 3, 't': 'b'}]\nq = Query(rows)\nassert q.where(t='a').order_by('n').select('n') == [{'n': 1}, {'n': 2}]\nassert q.where(t='a').count() == 2 and q.where(t='z').first() is None")
+ordinary("result-or-error", "class Ok:\n    def __init__(self, value):\n        self.value, self.is_ok = value, True\n    def map(self, f):\n        return Ok(f(self.value))\nclass Err:\n    def __init__(self, error):\n        self.error, self.is_ok = error, False\n    def map(self, f):\n        return self\ndef parse(s):\n    try:\n        return Ok(int(s))\n    except ValueError as e:\n        return Err(str(e))\n", "def test_ok():\n    r = parse('12')\n    assert r.is_ok\n    assert r.value == 12\n    assert r.map(lambda x: x * 2).value == 24\ndef test_err():\n    r = parse('x')\n    assert not r.is_ok\n    assert 'invalid literal' in r.error")
+ordinary("tokenizer-unnamed", "import re\nclass Token:\n    def __init__(self, kind, text):\n        self.kind, self.text = kind, text\n    def __repr__(self):\n        return f'{self.kind}:{self.text}'\ndef tokenize(s):\n    return [Token('num' if t.isdigit() else 'op', t) for t in re.findall(r'\\d+|[-+*/()]', s)]\n", "def test_tokens():\n    ts = tokenize('12+3')\n    assert [t.kind for t in ts] == ['num', 'op', 'num']\n    assert [t.text for t in ts] == ['12', '+', '3']\n    assert len(ts) == 3")
+ordinary("heap-class", "import heapq\nclass MedianFinder:\n    def __init__(self):\n        self.lo, self.hi = [], []\n    def addNum(self, n):\n        heapq.heappush(self.hi, -heapq.heappushpop(self.lo, -n))\n        if len(self.hi) > len(self.lo):\n            heapq.heappush(self.lo, -heapq.heappop(self.hi))\n    def findMedian(self):\n        return float(-self.lo[0]) if len(self.lo) > len(self.hi) else (self.hi[0] - self.lo[0]) / 2\n", "m = MedianFinder()\nfor i, want in [(1, 1.0), (2, 1.5), (3, 2.0)]:\n    m.addNum(i)\n    assert m.findMedian() == want")
+ordinary("str-subclass-result", "class Slug(str):\n    def title_case(self):\n        return self.replace('-', ' ').title()\ndef slugify(s):\n    return Slug('-'.join(s.lower().split()))\n", "assert Slug('a-b').title_case() == 'A B'\nassert slugify('Hello World') == 'hello-world'\nassert isinstance(slugify('x'), Slug)")
+ordinary("file-io", "import json, os\ndef save(path, data):\n    with open(path, 'w') as f:\n        json.dump(data, f)\ndef load(path):\n    with open(path) as f:\n        return json.load(f)\n", "save('x.json', {'a': [1]})\nassert load('x.json') == {'a': [1]}\nimport pytest\nwith pytest.raises(FileNotFoundError):\n    load('missing.json')")
+ordinary("default-dict-counter", "from collections import Counter, defaultdict\ndef words(t):\n    return Counter(t.lower().split())\ndef index(ws):\n    d = defaultdict(set)\n    for i, w in enumerate(ws):\n        d[w].add(i)\n    return d\n", "assert words('a b A') == {'a': 2, 'b': 1}\nassert words('a b A').most_common(1) == [('a', 2)]\nassert index(['x', 'y', 'x']) == {'x': {0, 2}, 'y': {1}}\nassert index([])['q'] == set()")
+ordinary("singleton", "class Config:\n    _inst = None\n    def __new__(cls):\n        if cls._inst is None:\n            cls._inst = super().__new__(cls)\n            cls._inst.data = {}\n        return cls._inst\n", "a, b = Config(), Config()\nassert a is b\na.data['k'] = 1\nassert b.data == {'k': 1}")
+ordinary("descriptor-validated", "class Positive:\n    def __set_name__(self, o, n):\n        self.n = '_' + n\n    def __get__(self, i, o):\n        return getattr(i, self.n)\n    def __set__(self, i, v):\n        if v <= 0:\n            raise ValueError(f'{self.n[1:]} must be positive')\n        setattr(i, self.n, v)\nclass Product:\n    price = Positive()\n    def __init__(self, price):\n        self.price = price\n", "import pytest\ndef test_p():\n    p = Product(5)\n    p.price = 7\n    assert p.price == 7\n    with pytest.raises(ValueError, match='price must'):\n        Product(-1)\n    assert p.__dict__ == {'_price': 7}\n    assert vars(p) == {'_price': 7}")
+ordinary("pipeline-functions", "from functools import reduce\ndef pipe(*fs):\n    return lambda x: reduce(lambda v, f: f(v), fs, x)\ndef flatmap(f, xs):\n    return [y for x in xs for y in f(x)]\n", "assert pipe(str.strip, str.upper)(' a ') == 'A'\nassert pipe(int, lambda x: x + 1, str)('41') == '42'\nassert flatmap(lambda x: [x, x], [1, 2]) == [1, 1, 2, 2]\nassert flatmap(range, [1, 2]) == [0, 0, 1]")
+ordinary("shared-row", "def bump(grid):\n    grid[0][0] += 1\n    return grid\n", "row = [0, 0]\ngrid = [row, row]\nassert bump(grid) == [[1, 0], [1, 0]]\nassert row == [1, 0]")
