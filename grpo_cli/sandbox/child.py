@@ -14,7 +14,6 @@ import sys
 from types import SimpleNamespace
 
 from grpo_cli.sandbox import confinement
-from grpo_cli.sandbox.results import find_result_difference
 from grpo_cli.sandbox.values import text_of
 
 TYPE_CHECKING = False
@@ -154,24 +153,24 @@ def _serve_program(text: bytes, requests: int, replies: int) -> None:
 
 def _run_test(job: SimpleNamespace, replies: int, requests: int, program: int) -> None:
     """Run a test, which calls what the program in process `program` defined."""
-    from grpo_cli.sandbox.peer import Ended
     from grpo_cli.sandbox.rules import TestPeer
 
     peer = TestPeer(replies, requests, 1)
     check = marshal.loads(_read(job.source, job.check_size))
     sys.argv = ["program.py"]
     try:
-        if fault := peer.await_program():
-            _fail(job.report, fault)
+        kind, *fault = peer.receive()
+        if kind != "ready":
+            _fail(job.report, str(fault[0]))
         for fault in _run_check(peer, check):
             _report(job.report, fault)
         _leave(0)
-    except Ended:
+    except BaseException as error:
+        if not peer.has_ended:
+            _fail(job.report, peer.refusal or _describe(error))
         code = os.waitstatus_to_exitcode(os.waitpid(program, 0)[1])
         ended = f"the program ended itself (exit code {code})"
         _fail(job.report, f"ended by signal {-code}" if code < 0 else ended)
-    except BaseException as error:
-        _fail(job.report, peer.refusal or _describe(error))
 
 
 def _run_check(peer: "TestPeer", check: "dict[str, Any]") -> "Iterator[str]":
@@ -179,13 +178,6 @@ def _run_check(peer: "TestPeer", check: "dict[str, Any]") -> "Iterator[str]":
     found = peer.names(check["names"])
     if not found:
         raise NameError(f"name {check['names'][0]!r} is not defined")
-    if name := check["function"]:
-        # Or the method of its class `Solution`.
-        function = found[name] if name in found else getattr(found["Solution"](), name)
-        value = function(*check["arguments"])
-        is_wrapped = check["is_wrapped"]
-        yield find_result_difference(value, check["expected"], check["compare"], is_wrapped)
-        return
     names = _make_test_names(found, check)
     data = [name for name, value in found.items() if not callable(value)]
     peer.share(data, vars(sys.modules[MODULE]), names, assigned=check["assigned"])
@@ -196,9 +188,11 @@ def _run_check(peer: "TestPeer", check: "dict[str, Any]") -> "Iterator[str]":
         try:
             _run_step(step, names)
         except BaseException as error:
-            if not step["asserts"] or peer.refusal == peer.ENDED:
+            if not step["asserts"]:
                 raise
             fault = _describe(error) or "an exception"
+        if peer.has_ended:
+            raise EOFError
         # Whatever the test made of it.
         fault, peer.refusal = peer.refusal or fault, ""
         if step["asserts"]:
@@ -212,12 +206,7 @@ def _seed_both(peer: "TestPeer") -> None:
     import random
 
     seed = random.seed
-
-    def seed_both(*args: "Any", **kwargs: "Any") -> None:
-        seed(*args, **kwargs)
-        peer.ask("seed", 0, args, kwargs)
-
-    random.seed = seed_both
+    random.seed = lambda *args: (seed(*args), peer.ask("call", 1, args, ()))[0]
 
 
 def _make_test_names(found: "dict[str, Any]", check: "dict[str, Any]") -> "dict[str, Any]":

@@ -87,7 +87,7 @@ _MISSING = (435, 436, 437)
 close_range, which can part a thread's open files from its process's, and openat2 (openat)."""
 _OPENED = (0, 1, 2, 3, 0x201, 0x202), 0x203
 _CONDITIONAL: "tuple[tuple[Any, ...], ...]" = (
-    # clone: a thread that shares open files, as the runner counts the files of a process once.
+    # clone: a thread that shares open files.
     ((56, 220), (0, (0x00010000 | 0x00000400,), 0x00010000 | 0x00000400)),
     # prctl: a thread's name, and names of memory.
     ((157, 167), (0, (15, 16, 0x53564D41), _ALL)),

@@ -35,6 +35,7 @@ PLAIN = (int, float, complex, str, bytes, list, tuple, dict, set, frozenset)
 _OF_FUNCTIONS = ("__repr__", "__enter__", "__exit__")
 _READABLE_DUNDERS = ("__name__", "__doc__", "__dict__", "__qualname__")
 FIELDS = "__dataclass_fields__"
+_REPLIES = ("value", "error", "lost")
 _STOPPING = ("__next__", "send", "throw")
 
 _scan = make_scanner(
@@ -84,7 +85,7 @@ _ACTIONS: "dict[str, Callable[..., Any]]" = {
     "plain": _copy_plain,
     "call": lambda value, args, kwargs: value(*args, **dict(kwargs)),
     "send": lambda items, value: items.send(value),
-    "throw": lambda items, error: items.throw(make_error(*error)),
+    "throw": lambda items, *error: items.throw(*error),
     "close": lambda items: getattr(items, "close", list)(),
 }
 
@@ -159,6 +160,11 @@ for _name in {*_ACTIONS, *COMPARISONS, *ARITHMETIC}:
 class Peer:
     """One end of the conversation: what both have."""
 
+    _tested: "frozenset[type]" = frozenset()
+    """Classes of this process that the test names."""
+    has_ended = False
+    """Whether the other process is gone."""
+
     def __init__(self, read: int, write: int, first: int, *objects: object) -> None:
         self._read, self._write = read, write
         self._waiting = b""
@@ -174,27 +180,26 @@ class Peer:
 
     def ask(self, what: str, number: int, *parts: object) -> "Any":
         """Have the other process do something with its object; return the result, or raise its exception."""
+        error = None
         with self._lock:
-            is_sent = False
-            while True:
-                try:
-                    if not is_sent:
-                        self.tell(what, number, *map(self._pack, parts))
-                        is_sent = True
+            try:
+                self.tell(what, number, *map(self._pack, parts))
+                kind, *rest = self.receive()
+                while kind not in _REPLIES:
+                    self._answer(kind, *rest)
                     kind, *rest = self.receive()
-                    if kind == "value":
-                        return self._unpack(rest[0])
-                    error = make_error(*rest) if kind == "error" else None
-                except Exception as fault:
-                    kind, rest = "lost", [type(fault).__name__]
-                if kind == "lost":
-                    self.lose(f"a value cannot be copied ({rest[0]})")
-                if error:
-                    # Raised by a function, it would end the test's own loops over `map` and `zip`.
-                    if isinstance(error, StopIteration) and what not in _STOPPING:
-                        error = RuntimeError("the program raised StopIteration")
-                    raise error
-                self._answer(kind, *rest)
+                if kind == "value":
+                    return self._unpack(rest[0])
+                why = str(rest[0])
+                error = make_error(*rest) if kind == "error" else None
+            except Exception as fault:
+                why = type(fault).__name__
+        if error is None:
+            self.lose(f"a value cannot be copied ({why})")
+        # Raised by a function, it would end the test's own loops over `map` and `zip`.
+        if isinstance(error, StopIteration) and what not in _STOPPING:
+            error = RuntimeError("the program raised StopIteration")
+        raise error
 
     def lose(self, reason: str) -> "NoReturn":
         """Raise an exception as the other's value did not arrive."""
@@ -251,11 +256,13 @@ class Peer:
         while b"\n" not in parts[-1]:
             parts.append(os.read(self._read, 1 << 16))
             if not parts[-1]:
+                self.has_ended = True
                 raise Ended
         line, _, self._waiting = b"".join(parts).partition(b"\n")
         try:
             assigned, changes, *message = _scan(line.decode(), 0)[0]
         except StopIteration:
+            self.has_ended = True
             raise Ended from None
         self._copies.update(changes)
         self._assign(assigned)
@@ -291,26 +298,20 @@ class Peer:
         if value is NotImplemented:
             return ["nothing"]
         is_named_tuple = kind.__bases__ == (tuple,) and hasattr(kind, "_fields")
-        if is_named_tuple and not self.is_tested(kind):
+        if is_named_tuple and self._tested.isdisjoint(kind.__mro__):
             return ["tuple", kind.__name__, list(kind._fields), self._pack(tuple(value))]
         if kind.__module__ == "numpy" and hasattr(value, "item"):
             return self._pack(value.item())
+        if isinstance(value, BaseException):
+            return ["exception", *describe_error(value)]
         if isinstance(value, type) and issubclass(value, BaseException):
             return ["error", name_classes(value)]
         if isinstance(value, type) and value.__module__ == "builtins":
             return ["type", value.__name__]
-        return self.describe_object(value, self.number(value), str(kind.__name__)[:80])
-
-    def is_tested(self, kind: type) -> bool:
-        """Return whether the test names this class, or one that it is derived from."""
-        return False
-
-    def number(self, value: object) -> int:
-        """Return by which number the other process asks for an object."""
         if id(value) not in self._numbers:
             self._numbers[id(value)] = len(self._objects)
             self._objects.append(value)
-        return self._numbers[id(value)]
+        return self.describe_object(value, self._numbers[id(value)], str(kind.__name__)[:80])
 
     def describe_object(self, value: "Any", number: int, name: str) -> object:
         """Return how an object is sent that stays here."""
@@ -333,6 +334,8 @@ class Peer:
                 if type(name) is not str or type(fields) is not list:
                     raise TypeError(mark)
                 return namedtuple(name, fields)(*self._unpack(values))
+            case "exception":
+                return make_error(*parts)
             case "error":
                 return find_class(parts[0])
             case "type" if isinstance(found := vars(builtins)[parts[0]], type):
@@ -345,33 +348,23 @@ class Peer:
 
 
 class ProgramPeer(Peer):
-    """The program's end: whatever it sends is its own word. Its first object is the program's module."""
-
-    _tested: "frozenset[type]" = frozenset()
-    """Classes that the test names."""
+    """The program's end: whatever it sends is its own word. Its first objects are its module and `random.seed`."""
 
     def __init__(self, read: int, write: int, module: object) -> None:
-        super().__init__(read, write, 0, module)
+        super().__init__(read, write, 0, module, lambda *seed: __import__("random").seed(*seed))
         self._functions: dict[int, int] = {}
         """The numbers of functions of the test."""
 
     def do(self, what: str, target: "Any", *parts: "Any") -> "Any":
-        """Also find a program's names, and seed its `random`."""
-        if what == "__exit__" and parts[0]:
-            parts = parts[0], make_error(*parts[1]), None
-        if what == "seed":
-            import random
-
-            return random.seed(*parts[0], **parts[1])
+        """Also find a program's names."""
         if what != "names":
             return super().do(what, target, *parts)
         names = {name: vars(target)[name] for name in parts[0] if name in vars(target)}
+        classes = [each for each in names.values() if isinstance(each, type)]
         self._tested = frozenset(
             each
-            for each in names.values()
-            if isinstance(each, type)
-            and not issubclass(each, BaseException)
-            and each.__module__ != "builtins"
+            for each in classes
+            if not issubclass(each, BaseException) and each.__module__ != "builtins"
         )
         self.share([name for name, each in names.items() if not callable(each)], vars(target))
         return names
@@ -390,34 +383,15 @@ class ProgramPeer(Peer):
         return value
 
     def _make_function(
-        self,
-        remote: Remote,
-        name: str,
-        doc: str,
-        counts: "list[int]",
-        names: "list[str]",
-        *rest: "Any",
+        self, remote: Remote, name: str, doc: str, parameters: str, passed: str, *rest: "Any"
     ) -> "Callable[..., Any]":
-        plain, first, only, is_open, is_open_to_names = counts
-        keywords, others = names[plain : plain + only], iter(names[plain + only :])
-        items = [f"*{next(others)}"] if is_open else []
-        pairs = [f"**{next(others)}"] if is_open_to_names else []
-        parameters = [*names[:first], *["/"] * bool(first), *names[first:plain]]
-        parameters += [*(items or ["*"] * bool(keywords)), *keywords, *pairs]
-        passed = [*names[:plain], *items, *(f"{each}={each}" for each in keywords), *pairs]
-        made: dict[str, Any] = {"__call__": remote}
-        exec(f"def _({', '.join(parameters)}): return __call__({', '.join(passed)})", made)
+        made: dict[str, Any] = {"__call__": remote, "__name__": "test"}
+        exec(f"def _{parameters}: return __call__({passed})", made)
         function = made["_"]
         function.__name__, function.__qualname__, function.__doc__ = name, name, doc
-        function.__module__ = "test"
-        function.__defaults__, function.__kwdefaults__, function.__annotations__ = map(
-            self._unpack, rest
-        )
+        values = map(self._unpack, rest)
+        function.__defaults__, function.__kwdefaults__, function.__annotations__ = values
         return function
-
-    def is_tested(self, kind: type) -> bool:
-        """Return whether the test names this class, or one that it is derived from."""
-        return not self._tested.isdisjoint(kind.__mro__)
 
     def describe_object(self, value: "Any", number: int, name: str) -> object:
         """Return how an object is sent: as an instance, if the test names its class."""

@@ -12,14 +12,13 @@ from grpo_cli.sandbox.peer import (
     COMPARISONS,
     FIELDS,
     PLAIN,
-    Ended,
     Operand,
     Peer,
     Refused,
     Remote,
     operate_on,
 )
-from grpo_cli.sandbox.values import describe_error, encode, only_direct
+from grpo_cli.sandbox.values import encode, only_direct
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -82,32 +81,22 @@ class Class(type):
         return _ask(cls, "__getitem__", key)
 
 
-class Items:
+class Items(Remote):
     """An iterator or generator of the program's."""
 
+    __slots__ = ()
     __class__ = property(lambda self: GeneratorType)
-
-    def __init__(self, peer: "TestPeer", number: int) -> None:
-        self._peer, self._number = peer, number
 
     def __iter__(self) -> "Items":
         return self
 
     def __next__(self) -> "Any":
-        return self._peer.ask("__next__", self._number)
+        return self._remote.peer.ask("__next__", self._remote.number)
 
-    def send(self, value: object) -> "Any":
-        """Resume the generator with a value."""
-        return self._peer.ask("send", self._number, value)
-
-    def throw(self, error: "Any", value: "Any" = None, _: object = None) -> "Any":
-        """Resume the generator with an exception."""
-        error = value or (error() if isinstance(error, type) else error)
-        return self._peer.ask("throw", self._number, describe_error(error))
-
-    def close(self) -> None:
-        """End the generator."""
-        self._peer.ask("close", self._number)
+    def __getattr__(self, name: str) -> "Any":
+        if name not in ("send", "throw", "close"):
+            raise AttributeError(name)
+        return lambda *args: self._remote.peer.ask(name, self._remote.number, *args[:2])
 
 
 def _ask(target: Class, what: str, *parts: object) -> "Any":
@@ -122,7 +111,6 @@ class TestPeer(Peer):
     is the result of an operator that was given a value of the test: it is `informed`.
     """
 
-    ENDED = "the program ended itself"
     refusal = ""
     """Why the test cannot be passed, if an object was refused."""
     _is_naming = False
@@ -131,32 +119,18 @@ class TestPeer(Peer):
     def refuse(self, target: Remote, what: str) -> "NoReturn":
         """End the test: an object of the program's has or does not do `what`."""
         name = target._remote.name
-        if type(type(target)) is Class:
-            self.lose(f"an object of the program's class {name} {what}")
-        if type(target) is Remote:
-            self.lose(f"a function of the program's {what}")
-        self.lose(
-            f"an object of class {name} {what} in a test that does not name the class. Fix: import it in the "
-            f"test (`from solution import {name}`), or compare its attributes"
-        )
+        if type(target) is Operand:
+            self.lose(
+                f"an object of class {name} {what} in a test that does not name the class. Fix: import it in the "
+                f"test (`from solution import {name}`), or compare its attributes"
+            )
+        which = "a function" if type(target) is Remote else f"an object of class {name}"
+        self.lose(f"{which} of the program's {what}")
 
     def lose(self, reason: str) -> "NoReturn":
         """End the test, whatever it catches."""
         self.refusal = self.refusal or reason
         raise Refused(self.refusal)
-
-    def await_program(self) -> "str | None":
-        """Wait until the program has run; return why it failed, if it did."""
-        kind, *rest = self.receive()
-        return None if kind == "ready" else str(rest[0])
-
-    def receive(self) -> "Any":
-        """Return the next message; a program that ends itself does not pass."""
-        try:
-            return super().receive()
-        except Ended:
-            self.refusal = self.ENDED
-            raise
 
     def names(self, used: "list[str]") -> "dict[str, Any]":
         """Return the program's objects by those names that a test uses and the program defines."""
@@ -202,8 +176,8 @@ class TestPeer(Peer):
         remote = target._remote
         if type(target) is Remote and name == "__repr__":
             self.refuse(target, "has no text")
-        if name == "__exit__" and args[0]:
-            args = args[0], describe_error(args[1]), None
+        if name == "__exit__":
+            args = (*args[:2], None)
         remotes = [remote, *(each._remote for each in args if isinstance(each, Remote))]
         is_informed = len(remotes) <= len(args)
         if type(target) is Operand and name not in _OF_ANY and args != (None,):
@@ -267,26 +241,17 @@ class TestPeer(Peer):
         """Return how a value is sent that is not plain data."""
         if type(value) is Class:
             return ["own", value._identity[1]]
-        if type(value) is Items:
-            return ["own", value._number]
         if type(value) is not FunctionType:
             return super().describe(value)
-        code, rest = (
-            value.__code__,
-            (value.__defaults__, value.__kwdefaults__, value.__annotations__),
-        )
-        flags = [bool(code.co_flags & flag) for flag in (4, 8)]
-        counts = [code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, *flags]
-        names = list(code.co_varnames[: counts[0] + counts[2] + sum(flags)])
-        named = value.__name__, value.__doc__
-        return [
-            "function",
-            self.number(value),
-            *named,
-            counts,
-            names,
-            *(encode(each, self.describe) for each in rest),
-        ]
+        from inspect import Signature
+
+        given = Signature.from_callable(value, follow_wrapped=False).parameters.values()
+        bare = [each.replace(default=each.empty, annotation=each.empty) for each in given]
+        passed = [f"{each.name}=" * (each.kind is each.KEYWORD_ONLY) + str(each) for each in bare]
+        rest = value.__defaults__, value.__kwdefaults__, value.__annotations__
+        named = value.__name__, value.__doc__, str(Signature(bare)), ", ".join(passed)
+        packed = [encode(each, self.describe) for each in rest]
+        return ["function", super().describe(value)[1], *named, *packed]
 
     def resolve(self, mark: str, *parts: "Any") -> object:
         """Return what was sent, but nothing that stands in for what a test trusts."""
@@ -308,8 +273,6 @@ class TestPeer(Peer):
 
     def resolve_object(self, mark: str, number: int, name: str, *parts: "Any") -> object:
         """Return what stands for an object of the program's."""
-        if mark == "iterator":
-            return Items(self, number)
         if mark == "class":
             # One that a program returns is a function: what it makes is a result.
             is_named = self._is_naming
@@ -318,17 +281,15 @@ class TestPeer(Peer):
             # What a program returns is not what the test made.
             self._remotes[number]._remote.made = False
             return self._remotes[number]
-        plain = {"function": Remote, "other": Operand}.get(mark)
+        plain = {"function": Remote, "other": Operand, "iterator": Items}.get(mark)
         of = plain or self._find_class(*parts[0][1:])
-        if not plain and type(of) is not Class:
-            raise ValueError(mark)
         self._remotes[number] = type.__call__(of, self, number, name)
         return self._remotes[number]
 
     def _find_class(self, number: int, name: str, described: "list[Any]") -> "Any":
+        if not self._is_naming and type(self._remotes.get(number)) is not Class:
+            raise ValueError(name)
         if number not in self._remotes:
-            if not self._is_naming:
-                raise ValueError(name)
             bases = [self._find_class(*base[1:]) for base in described]
             bases = [base for base in bases if type(base) is Class]
             content = {"__slots__": (), "_identity": (self, number, False)}

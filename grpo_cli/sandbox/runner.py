@@ -80,14 +80,6 @@ class Check:
     """Whether to end at the first test that fails."""
     compare: str = "exact"
     """`float` for a tolerance between numbers."""
-    function: str = ""
-    """If given, only this function is called."""
-    arguments: list[Any] = field(default_factory=list)
-    """Of that call; plain data."""
-    expected: Any = None
-    """The result of that call."""
-    is_wrapped: bool = False
-    """Whether it may be the only item of a list that is expected."""
 
 
 @dataclass(frozen=True)
@@ -206,8 +198,8 @@ def _run(
 
 
 def count_tests(check: Check | None) -> int:
-    """Return the number of tests in a check; without one, and of a call, it is 1."""
-    return sum(step.asserts for step in check.steps) if check and not check.function else 1
+    """Return the number of tests in a check; without one it is 1."""
+    return sum(step.asserts for step in check.steps) if check else 1
 
 
 class _Child:
@@ -305,12 +297,10 @@ class _Child:
     def _find_excess(self, limits: Limits) -> str:
         """Return the limit that is broken, of those that the kernel does not enforce here."""
         # A private root has a size of its own, and the threads of a user are counted.
-        has_root, has_user = is_namespaced(self._protections), "other_user" in self._protections
-        pids = [] if has_root and has_user else _find_descendants(self.process.pid)
-        if not has_user and _count_threads(pids) > TASKS:
+        if "other_user" not in self._protections and _count_threads(self.process.pid) > TASKS:
             return f"ran more than {TASKS} threads"
-        most_bytes = limits.file_mib * 1024 * 1024
-        if not has_root and is_over(self._folder, most_bytes, pids, most_bytes):
+        has_root, most_bytes = is_namespaced(self._protections), limits.file_mib * 1024 * 1024
+        if not has_root and is_over(self._folder, most_bytes):
             return f"wrote files of more than {limits.file_mib} MiB"
         return ""
 
@@ -369,18 +359,11 @@ def _working_folder() -> Iterator[str]:
                 subprocess.run([*command, "--", folder], capture_output=True, check=False)
 
 
-def is_over(folder: str, most_bytes: int, pids: Sequence[int] = (), file_bytes: int = 0) -> bool:
-    """Return whether files take more than this, or are more than a working folder may hold.
-
-    Args:
-        folder: The working folder, with all below it.
-        most_bytes: How much files may take.
-        pids: Processes whose deleted files count too.
-        file_bytes: Size that a deleted file counts as if only a mapping of it is left.
-    """
-    size, entries = sum(_deleted_bytes(pid, folder, file_bytes) for pid in pids), 0
+def is_over(folder: str, most_bytes: int) -> bool:
+    """Return whether the files in a working folder take more than this, or are more than it may hold."""
+    size = entries = 0
     waiting = [folder]
-    while waiting and size <= most_bytes:
+    while waiting:
         try:
             with os.scandir(waiting.pop()) as children:
                 for entry in children:
@@ -397,37 +380,15 @@ def is_over(folder: str, most_bytes: int, pids: Sequence[int] = (), file_bytes: 
         except OSError:
             # Locked against us, or deeper than a path can say: anything could be in there.
             return True
-    return size > most_bytes
+    return False
 
 
-def _deleted_bytes(pid: int, folder: str, file_bytes: int) -> int:
-    """Return the size of files that a process keeps, open or mapped, after it deleted them."""
-    sizes: dict[int, int] = {}
-    with contextlib.suppress(OSError), os.scandir(f"/proc/{pid}/fd") as descriptors:
-        for entry in descriptors:
-            with contextlib.suppress(OSError):
-                status = entry.stat()
-                if not status.st_nlink and os.readlink(entry.path).startswith(folder):
-                    sizes[status.st_ino] = status.st_blocks * 512
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", errors="replace") as file:
-        for line in file:
-            parts = line.split(maxsplit=5)
-            if len(parts) == 6 and parts[5].startswith(folder) and line.endswith(" (deleted)\n"):
-                sizes.setdefault(int(parts[4]), file_bytes)
-    return sum(sizes.values())
-
-
-def _find_descendants(pid: int) -> list[int]:
-    """Return the processes that a process and its descendants started (Linux)."""
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{pid}/children") as file:
-        own = [int(each) for each in file.read().split()]
-        return own + [inner for each in own for inner in _find_descendants(each)]
-    return []
-
-
-def _count_threads(pids: Sequence[int]) -> int:
+def _count_threads(pid: int) -> int:
+    """Return the number of threads of the processes that a process and its descendants started (Linux)."""
     count = 0
-    for pid in pids:
-        with contextlib.suppress(OSError):
-            count += os.stat(f"/proc/{pid}/task").st_nlink - 2
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{pid}/children") as file:
+        for child in file.read().split():
+            with contextlib.suppress(OSError):
+                count += os.stat(f"/proc/{child}/task").st_nlink - 2
+            count += _count_threads(int(child))
     return count

@@ -4,7 +4,7 @@ import sys
 from itertools import product
 
 from grpo_cli.sandbox.peer import Remote
-from grpo_cli.sandbox.results import find_difference
+from grpo_cli.sandbox.results import find_difference, find_result_difference
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,6 +40,12 @@ class Assertions:
         self.count += 1
         self.difference = find_difference(value, expected, self._compare)
         return not self.difference
+
+    def returned(self, value: "Any", expected: "Any", is_wrapped: bool) -> None:
+        """Count a call, whose result was written as JSON."""
+        self.count += 1
+        if fault := find_result_difference(value, expected, self._compare, is_wrapped):
+            raise AssertionError(fault)
 
     def asserting(self, function: "Any") -> "Any":
         """Return a function with its calls counted; one of the test's has assertions of its own."""

@@ -16,14 +16,11 @@ from grpo_cli.sandbox.child import MODULE
 from grpo_cli.sandbox.runner import Check, Step
 from grpo_cli.sandbox.unit_tests import COUNTER
 
-_LIBRARY = {
-    **{
-        name: name
-        for name in "bisect cmath collections copy datetime decimal fractions functools heapq itertools json math "
-        "operator os pytest random re statistics string sys time typing unittest".split()
-    },
-}
-"""Modules that tests use without importing them, as their programs do, by the names they have there."""
+_LIBRARY = frozenset(
+    "bisect cmath collections copy datetime decimal fractions functools heapq itertools json math operator os "
+    "pytest random re statistics string sys time typing unittest".split()
+)
+"""Modules that tests use without importing them, as their programs do."""
 _PACKAGES = {
     **{name: name for name in "networkx numpy pandas scipy sklearn sympy tensorflow torch".split()},
     "np": "numpy",
@@ -170,11 +167,9 @@ def find_unsupported(body: Sequence[ast.stmt]) -> str:
                 return f"`{name}`"
             case ast.Attribute(ast.Name("sys"), "stdin" | "stdout" | "stderr" as name, ast.Store()):
                 return f"`sys.{name} = …`"
-            case ast.ImportFrom("unittest.mock" | "mock", names):
-                if any(each.name == "patch" for each in names):
+            case ast.ImportFrom() | ast.Attribute(attr="patch"):
+                if re.search(r"\bmock\b.*\bpatch\b", ast.unparse(node)):
                     return "`mock.patch`"
-            case ast.Attribute(ast.Name("mock") | ast.Attribute(attr="mock"), "patch"):
-                return "`mock.patch`"
             case ast.Call(func=function, keywords=keywords):
                 if ast.unparse(function).endswith("fixture"):
                     for keyword in keywords:
@@ -286,8 +281,8 @@ def _find_names(body: Sequence[ast.stmt]) -> tuple[list[str], str]:
             case ast.Attribute(value=ast.Name(id=name), attr=attribute) if name in missing:
                 if name in _PACKAGES:
                     imports[name] = f"import {_PACKAGES[name]} as {name}\n"
-                elif name in _LIBRARY and _has(_LIBRARY[name], attribute):
-                    imports[name] = f"import {_LIBRARY[name]} as {name}\n"
+                elif name in _LIBRARY and _has(name, attribute):
+                    imports[name] = f"import {name}\n"
     missing -= imports.keys()
     if requested or missing - _HELPERS.keys():
         # Otherwise they are what is tested.

@@ -56,8 +56,8 @@ class CodeParams(RewardParams):
     system calls for computing, threads and files (seccomp). Programs that need subprocesses, the network or locks
     (SQLite's files) fail. On a machine where a program could change the user's files, end their processes or reach
     the network (macOS, old kernels in containers), no program is run unless you set `unprotected: true`. Kernel
-    bugs are not covered. Without namespaces, files and threads may briefly exceed their limits, and a program can
-    find out whether a file exists, its size and its age.
+    bugs are not covered. Without namespaces, files and threads may briefly exceed their limits, deleted files that
+    are still open do not count, and a program can find out whether a file exists, its size and its age.
 
     Reward hacking: a test runs in a process of its own. From the program it gets the names that it uses, does
     not define itself, and that are not Python's own or its library's (`range`, `math`, `Counter`). A function

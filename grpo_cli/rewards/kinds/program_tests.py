@@ -18,7 +18,8 @@ from grpo_cli.rewards.kinds.assertions import (
 )
 from grpo_cli.sandbox.child import MODULE
 from grpo_cli.sandbox.results import find_difference
-from grpo_cli.sandbox.runner import Check, Limits, count_tests, run_program
+from grpo_cli.sandbox.runner import Check, Limits, Step, count_tests, run_program
+from grpo_cli.sandbox.unit_tests import COUNTER
 
 _FORMS = (
     'a list of {"input": …, "output": …}, {"inputs": […], "outputs": […]}, or assert statements '
@@ -168,15 +169,12 @@ def _make_test(
         except ValueError as error:
             raise RewardError(f"arguments and results should be JSON ({error})") from error
     arguments = list(inputs) if isinstance(inputs, list | tuple) else [inputs]
-    return ProgramTest(
-        Check(
-            [function, "Solution"],
-            function=function,
-            arguments=arguments,
-            expected=expected,
-            is_wrapped=is_wrapped,
-        )
+    code = (
+        f"import {MODULE}\nnan, inf = float('nan'), float('inf')\n"
+        f"call = getattr({MODULE}, {function!r}, None) or getattr({MODULE}.Solution(), {function!r})\n"
+        f"{COUNTER}.returned(call(*{arguments!r}), {expected!r}, {is_wrapped})"
     )
+    return ProgramTest(Check([function, "Solution"], steps=[Step(code, asserts=True)]))
 
 
 def looks_like_call(test: ProgramTest) -> bool:
@@ -184,20 +182,10 @@ def looks_like_call(test: ProgramTest) -> bool:
     if test.check or not test.stdin.strip():
         return False
     lines = [*test.stdin.strip().split("\n"), test.output.strip()]
-    try:
-        return all(_is_literal(line) for line in lines) and any(
-            line[:1] in "[{('\"" for line in lines
-        )
-    except (ValueError, SyntaxError, RecursionError, MemoryError):
-        return False
-
-
-def _is_literal(line: str) -> bool:
-    with contextlib.suppress(ValueError):
-        json.loads(line)
-        return True
-    ast.literal_eval(line)
-    return True
+    with contextlib.suppress(ValueError, RecursionError):
+        values = [json.loads(line.replace("'", '"')) for line in lines]
+        return any(isinstance(value, str | list | dict) for value in values)
+    return False
 
 
 def _join_lines(value: Any) -> str:
