@@ -176,7 +176,8 @@ def _run(
         **asdict(limits),
         "protections": protections,
         "user": secrets.choice(_USERS),
-        "cpu_s": _cpu_seconds(limits, count_tests(check)),
+        # A second more than the clock: only programs that compute in several threads exceed it.
+        "cpu_s": ceil(limits.seconds * count_tests(check)) + 1,
         "packages": _package_folders() if limits.packages else (),
         "size": len(program),
         "check_size": len(checking),
@@ -303,11 +304,6 @@ class _Child:
         if not has_root and is_over(self._folder, most_bytes):
             return f"wrote files of more than {limits.file_mib} MiB"
         return ""
-
-
-def _cpu_seconds(limits: Limits, tests: int) -> int:
-    """Return a second more than the clock: only programs that compute in several threads exceed it."""
-    return ceil(limits.seconds * tests) + 1
 
 
 @cache
