@@ -5,10 +5,10 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from grpo_cli.issues import Issue, Location, sort_issues
 
@@ -35,15 +35,34 @@ class GrpoError(Exception):
 
     exit_code: ExitCode = ExitCode.FAILED
 
-    def __init__(self, message: str = "", path: str = "") -> None:
+    def __init__(
+        self, seen: str = "", fix: str = "", path: str = "", details: Sequence[str] = ()
+    ) -> None:
+        super().__init__(seen, fix, path, details)
+        self.seen = seen
+        """What is wrong, with the values seen."""
+        self.fix = fix
+        """A concrete edit or command; empty if nothing in particular mends it."""
         self.path = path
         """Dotted path into the recipe; empty if there is none, or if it is not known."""
-        super().__init__(message)
+        self.details = tuple(details)
+        """Lines to read beneath, such as a traceback or the end of a log."""
 
-    def as_issue(self, path: str = "", **details: Any) -> Issue:
-        """Return the error as an issue at a path; `details` are its level, subject and why."""
-        seen, _, fix = str(self).partition(". Fix: ")
-        return Issue(seen, fix, path or self.path, **details)
+    def __str__(self) -> str:
+        return "\n".join([self.headline, *self.details])
+
+    @property
+    def headline(self) -> str:
+        """What was seen, and the fix."""
+        return f"{self.seen}. Fix: {self.fix}" if self.fix else self.seen
+
+    def about(self, subject: str) -> Self:
+        """Return the same error, with what it is about before what was seen."""
+        return type(self)(f"{subject}: {self.seen}", self.fix, self.path, self.details)
+
+    def as_issue(self, path: str = "", **more: Any) -> Issue:
+        """Return the error as an issue at a path; `more` are its level, subject and why."""
+        return Issue(self.seen, self.fix, path or self.path, details=self.details, **more)
 
 
 class ProblemsError(GrpoError):
@@ -92,7 +111,7 @@ class RewardError(RunError):
 def check_choice(flag: str, value: str | None, choices: tuple[str, ...]) -> None:
     """Refuse a value that a flag does not have."""
     if value is not None and value not in choices:
-        raise UsageError(f"there is no {flag} {value}. Fix: {' or '.join(choices)}")
+        raise UsageError(f"there is no {flag} {value}", " or ".join(choices))
 
 
 def pip(command: str) -> str:

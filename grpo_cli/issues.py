@@ -39,12 +39,17 @@ class Issue:
     """Why it matters, in one sentence; empty if the values speak for themselves."""
     package: str = ""
     """The package that this machine lacks; with it, the recipe may be right."""
+    kind: str = ""
+    """What kind of problem it is, where other code asks for it, such as `unknown key`."""
+    details: tuple[str, ...] = ()
+    """Lines to read beneath, such as a traceback."""
 
     def __str__(self) -> str:
         where = str(self.location) if self.location else ""
         text = ": ".join(filter(None, (where, self.path or self.subject, self.seen.rstrip("."))))
         why = f"; {self.why.rstrip('.')}" if self.why else ""
-        return f"{text}{why}. Fix: {self.fix}" if self.fix else f"{text}{why}"
+        text = f"{text}{why}. Fix: {self.fix}" if self.fix else f"{text}{why}"
+        return "\n".join([text, *self.details])
 
     def as_json(self) -> dict[str, Any]:
         """Return the issue as plain values, for `--json`. `message` is `seen` by its older name."""
@@ -61,6 +66,7 @@ class Issue:
             "file": where.source if where else None,
             "line": (where.line or None) if where else None,
             "column": (where.column or None) if where else None,
+            "details": list(self.details),
         }
 
     @classmethod
@@ -77,6 +83,7 @@ class Issue:
             entry["subject"] or "",
             entry["why"] or "",
             entry.get("package") or "",
+            details=tuple(entry.get("details") or ()),
         )
 
 

@@ -72,8 +72,7 @@ def explain_loading(
         if isinstance(error, StrictDataclassError):
             text = str(error.__cause__ or error)
         sentence, fix = text.split(". ")[0].rstrip("."), found[0].format(path=path, section=section)
-        message = f"{path} cannot be loaded: {sentence}. Fix: {fix}"
-        raise SetupError(message, section + found[1]) from error
+        raise SetupError(f"{path} cannot be loaded: {sentence}", fix, section + found[1]) from error
 
 
 @contextmanager
@@ -96,5 +95,5 @@ def check_tokenizer(tokenizer: Any, path: str, *, section: str) -> None:
     """Raise `SetupError` for the empty tokenizer that transformers makes up (5.17) if a folder has none."""
     ids = tokenizer("What is 1 + 1?", add_special_tokens=False)["input_ids"]
     if not set(ids) - {tokenizer.unk_token_id}:
-        message = f"{path} has no vocabulary for its tokenizer. Fix: {_TOKENIZER_FIX}"
-        raise SetupError(message, f"{section}path")
+        message = f"{path} has no vocabulary for its tokenizer"
+        raise SetupError(message, _TOKENIZER_FIX, f"{section}path")

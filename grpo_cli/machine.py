@@ -271,7 +271,8 @@ def check_port(host: str, port: int) -> None:
         except (OSError, UnicodeError) as error:
             reason = getattr(error, "strerror", None) or error
             raise SetupError(
-                f"{host}:{port} cannot be listened on ({reason}). Fix: another --port, or another --host"
+                f"{host}:{port} cannot be listened on ({reason})",
+                "another --port, or another --host",
             ) from error
 
 

@@ -181,16 +181,16 @@ def run_in_child(function: Callable[[Progress], Result], on_progress: Progress) 
             if kind == "result":
                 return value
             if kind == "error":
-                number, problems, text, path = value
-                raise RecipeError(problems) if problems else _KINDS[number](text, path)
+                number, problems, parts = value
+                raise RecipeError(problems) if problems else _KINDS[number](*parts)
             on_progress(doing := value)
     except EOFError:
         process.join()
         code = process.exitcode or 0
         how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
         raise RunError(
-            f"the process that tries the recipe {how} before it had a result (last: {doing}). Fix: find what "
-            "ends it, such as `os._exit()` or a native library, and raise an error there"
+            f"the process that tries the recipe {how} before it had a result (last: {doing})",
+            "find what ends it, such as `os._exit()` or a native library, and raise an error there",
         ) from None
     finally:
         # Threads of the user's may outlive the result.
@@ -209,6 +209,6 @@ def _answer(pipe: Any, function: Callable[[Progress], Any]) -> None:
     except GrpoError as error:
         number = next(place for place, kind in enumerate(_KINDS) if isinstance(error, kind))
         problems = error.problems if isinstance(error, ProblemsError) else None
-        pipe.send(("error", (number, problems, str(error), error.path)))
+        pipe.send(("error", (number, problems, (error.seen, error.fix, error.path, error.details))))
     except KeyboardInterrupt:
         os._exit(130)

@@ -28,8 +28,7 @@ class SourceError(RunError):
     """A name cannot be found in its source."""
 
     def __init__(self, seen: str, fix: str) -> None:
-        self.seen, self.fix = seen, fix
-        super().__init__(f"{seen}. Fix: {fix}", "path")
+        super().__init__(seen, fix, "path")
 
 
 def is_file(source: str) -> bool:

@@ -261,8 +261,8 @@ def expect_from_runs(
         if run.recipe and run.status.state != "completed":
             done = f"{run.step} of {run.status.total_steps or '?'} steps"
             raise UsageError(
-                f"{run.folder.path} is {run.status.state} ({done}), and a band needs finished runs. "
-                f"Fix: {run.resume_command()}"
+                f"{run.folder.path} is {run.status.state} ({done}), and a band needs finished runs",
+                run.resume_command(),
             )
     _check_alike(runs)
     last = _last_step(runs, step)
@@ -290,16 +290,17 @@ def _check_alike(runs: Sequence[Run]) -> None:
     seeds: dict[int, str] = {}
     for run in runs:
         if changed := list_training_differences(runs[0].recipe, run.recipe):
-            changes = "\n".join(f"  {each}" for each in changed)
             raise UsageError(
-                f"{runs[0].name} and {run.name} are not the same training:\n{changes}\n"
-                "Fix: give runs that differ in their seed alone"
+                f"{runs[0].name} and {run.name} are not the same training",
+                "give runs that differ in their seed alone",
+                details=[f"  {each}" for each in changed],
             )
         seed = run.recipe.seed
         if seed in seeds:
             raise UsageError(
                 f"{seeds[seed]} and {run.name} have the same seed {seed}, so they do not show how much "
-                "seeds differ. Fix: leave one out, or train it with --set seed=…"
+                "seeds differ",
+                "leave one out, or train it with --set seed=…",
             )
         seeds[seed] = run.name
 
@@ -313,12 +314,10 @@ def _last_step(runs: Sequence[Run], step: int | None) -> int:
     if step is None and len(_ends(runs)) > 1:
         reached = ", ".join(f"{run.name} {run.step}" for run in runs)
         raise UsageError(
-            f"the runs ended at different steps ({reached}). Fix: --step {shortest}, or less"
+            f"the runs ended at different steps ({reached})", f"--step {shortest}, or less"
         )
     if step is not None and step > shortest:
-        raise UsageError(
-            f"--step {step}: a run ended at {shortest}. Fix: --step {shortest}, or less"
-        )
+        raise UsageError(f"--step {step}: a run ended at {shortest}", f"--step {shortest}, or less")
     return shortest if step is None else step
 
 
@@ -339,8 +338,8 @@ def _find_band(metric: str, runs: Sequence[Run], step: int, window: int | None) 
         return _band_of_series(metric, runs, step, window)
     if step and _ends(runs) != {step}:
         raise UsageError(
-            f"`{metric}` was measured at the end of each run, not at step {step}. "
-            "Fix: leave --step out, or the metric"
+            f"`{metric}` was measured at the end of each run, not at step {step}",
+            "leave --step out, or the metric",
         )
     return _band_of_held_out(metric, runs, stage_at(runs[0], step)), 1
 
@@ -358,15 +357,16 @@ def _band_of_series(
         if len(known) < width:
             raise UsageError(
                 f"{run.name} has {len(known)} numbers of `{metric}` among the {width} records wanted up to "
-                f"step {step}. Fix: another --step or --window"
+                f"step {step}",
+                "another --step or --window",
             )
         windows.append(known)
     if len(windows) > 1:
         return predict_mean([fmean(records) for records in windows]), width
     if width < 2:
         raise UsageError(
-            f"one record of `{metric}` in one run says nothing about its noise. "
-            "Fix: a window of several records (--window 4), or give runs of other seeds too"
+            f"one record of `{metric}` in one run says nothing about its noise",
+            "a window of several records (--window 4), or give runs of other seeds too",
         )
     return predict_mean(windows[0], future=width), width
 
@@ -384,8 +384,8 @@ def _band_of_held_out(metric: str, runs: Sequence[Run], when: When) -> Band:
     if len(means) > 1:
         return predict_mean(means)
     raise UsageError(
-        f"one run alone does not say how `{metric}` varies. Fix: give runs of other seeds too, or leave it out "
-        "with --metric"
+        f"one run alone does not say how `{metric}` varies",
+        "give runs of other seeds too, or leave it out with --metric",
     )
 
 
@@ -409,7 +409,7 @@ def _unknown(metric: str, run: Run) -> UsageError:
     names = [*dict.fromkeys([*run.series, *held_out(run)])]
     close = nearest(metric, names)
     fix = f"--metric {close}" if close else f"one of {', '.join(names) or '(none: no metrics)'}"
-    return UsageError(f"{run.name} has no metric `{metric}`. Fix: {fix}")
+    return UsageError(f"{run.name} has no metric `{metric}`", fix)
 
 
 def _describe_conditions(runs: Sequence[Run]) -> MeasuredConfig:

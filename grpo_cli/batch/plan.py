@@ -56,6 +56,8 @@ class BatchInputs:
     """Optimizer steps; negative means that `num_train_epochs` decides."""
     dataset_size: int | None = None
     """Training prompts; None if unknown."""
+    dataset_limit: int | None = None
+    """The most prompts that `dataset.limit` leaves; None without it."""
     evaluates: bool = False
     """Whether `eval_strategy` is other than "no"."""
     per_device_eval_batch_size: int = 8
@@ -413,8 +415,11 @@ def _describe_fix(inputs: BatchInputs, path: str, suggestions: list[Suggestion])
     """Return the fix of a broken rule: one edit a suggestion, or what to change together."""
     edits = [f"set {each.knob} to {' or '.join(map(str, each.nearest))}" for each in suggestions]
     several = [f"change several of {', '.join(_PATHS[knob] for knob in _list_knobs(inputs, path))}"]
+    needed = inputs.generation_batch // inputs.num_generations
+    is_limited = inputs.dataset_limit is not None and inputs.dataset_limit < needed
+    more = f"set dataset.limit to {needed} or more" if is_limited else "add prompts"
     first = {
-        _DATASET: ["add prompts"],
+        _DATASET: [more],
         _FRESH_PROMPTS: ["add prompts", "remove generation.dynamic_sampling"],
     }
     return "; or ".join(first.get(path, []) + (edits or several))
@@ -443,6 +448,7 @@ def batch_inputs(
         num_processes=num_processes,
         max_resample=dynamic.max_resample if dynamic is not None else None,
         dataset_size=prompts,
+        dataset_limit=recipe.dataset.limit,
         evaluates=training.eval_strategy != "no" and recipe.is_sampled,
         eval_dataset_size=eval_prompts,
     )

@@ -31,7 +31,7 @@ def check_batch(context: "CheckContext") -> Iterator[Issue]:
 
 
 def _blame_limit(problem: Issue, recipe: "Recipe", batch: BatchPlan) -> Issue:
-    """Cite `dataset.limit` or `eval_fraction` if it is what leaves too few prompts."""
+    """Name `dataset.limit` or `eval_fraction` if it is what leaves too few prompts."""
     held_out = recipe.dataset.eval_fraction or 0
     if problem.path == "dataset" and held_out > MOST_HELD_OUT:
         fix = f"set `eval_fraction: {1 - held_out:.2g}`, if {held_out:g} is the share to train on"
@@ -39,8 +39,7 @@ def _blame_limit(problem: Issue, recipe: "Recipe", batch: BatchPlan) -> Issue:
     limit, needed = recipe.dataset.limit, batch.prompts_per_generation_batch
     if problem.path != "dataset" or limit is None or needed is None or limit >= needed:
         return problem
-    fix = problem.fix.replace("add prompts", f"set dataset.limit to {needed:g} or more", 1)
-    return replace(problem, fix=fix, path="dataset.limit")
+    return replace(problem, path="dataset.limit")
 
 
 def _decides_batch(path: str) -> bool:
@@ -67,8 +66,9 @@ def plan_from_flags(
     given = {name: value for name, value in flags.items() if value is not None}
     if recipe_path is None and not given and gpus is None:
         raise UsageError(
-            "there is nothing to check. Fix: name a recipe, or give flags such as "
-            "--per-device-train-batch-size 8 --num-generations 8 --dataset-size 1000"
+            "there is nothing to check",
+            "name a recipe, or give flags such as "
+            "--per-device-train-batch-size 8 --num-generations 8 --dataset-size 1000",
         )
     hardware, recipe = read_hardware(gpus), None
     if recipe_path is None:
@@ -92,13 +92,11 @@ def plan_from_flags(
 
 
 def _cite_flag(problem: Issue, flags: dict[str, int | float]) -> Issue:
-    """Name the flag that gave a wrong value, instead of a key that may not be in the recipe."""
+    """Name the flag that gave a wrong value."""
     name = problem.path.rpartition(".")[2]
     if name not in flags:
         return problem
-    flag = f"--{name.replace('_', '-')}"
-    fix = problem.fix.replace(problem.path, flag)
-    return replace(problem, fix=fix, location=Location(f"{flag} {flags[name]}"))
+    return replace(problem, location=Location(f"--{name.replace('_', '-')} {flags[name]}"))
 
 
 def _inputs_of(

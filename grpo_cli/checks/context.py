@@ -17,7 +17,7 @@ from grpo_cli.machine import Hardware, is_on_cpu, resolve_num_processes
 from grpo_cli.recipe.base import Section
 from grpo_cli.recipe.dataset import DatasetConfig, MixtureDataset
 from grpo_cli.recipe.episode import KindConfig
-from grpo_cli.recipe.explanation import Path, dotted, explain, split_path, unknown_key
+from grpo_cli.recipe.explanation import UNKNOWN, Path, dotted, explain, split_path, unknown_key
 from grpo_cli.recipe.launch import LaunchConfig
 from grpo_cli.recipe.loading import LoadedRecipe
 from grpo_cli.recipe.recipe import Recipe
@@ -207,6 +207,6 @@ def _read_params(
     for issue in wrong:
         # An unknown parameter may also be a misspelt key that every entry has.
         known = [*schema.model_fields, *common]
-        unknown = issue.seen.startswith("unknown key")
+        unknown = issue.kind == UNKNOWN
         issues.append(unknown_key(loaded.tree, split_path(issue.path), known) if unknown else issue)
     return None, issues

@@ -3,7 +3,6 @@
 Source: where trl 1.16 and transformers 5.24 read each field; `tests/unit/checks/test_partners.py` compares.
 """
 
-import re
 from collections.abc import Callable, Iterator
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -270,6 +269,17 @@ SCHEDULERS: dict[str, frozenset[str]] = {
 """What `lr_scheduler_kwargs` may hold for each scheduler; those of `_BY_METRIC` hand it on to PyTorch."""
 
 
+class _Settings(dict[str, str]):
+    """What the reasons of partners name: a recipe's settings as they are written."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        super().__init__(backend=recipe.generation.backend, strategy=_show(recipe.launch.strategy))
+        self._recipe = recipe
+
+    def __missing__(self, name: str) -> str:
+        return _show(self._recipe.setting(name))
+
+
 def check_partners(context: CheckContext) -> Iterator[Issue]:
     """Find settings that nothing reads because of other ones, and settings that lack what they need."""
     recipe, processes = context.recipe, context.num_processes
@@ -283,10 +293,7 @@ def check_partners(context: CheckContext) -> Iterator[Issue]:
 
 
 def _report(recipe: Recipe, partner: Partner) -> Iterator[Issue]:
-    values = {"backend": recipe.generation.backend, "strategy": recipe.launch.strategy}
-    words = set(re.findall(r"\{(\w+)\}", partner.why)) - values.keys()
-    values |= {word: recipe.setting(word) for word in words}
-    why = partner.why.format(**{name: _show(value) for name, value in values.items()})
+    why = partner.why.format_map(_Settings(recipe))
     effect = "fails" if partner.level == "error" else "has no effect"
     fix = f"{partner.fix}, or remove it" if partner.fix else "remove it"
     for name in partner.fields.split():

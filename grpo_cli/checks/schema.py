@@ -52,7 +52,7 @@ def write_schema(path: Path) -> None:
         write_json(path, build_schema())
     except OSError as error:
         raise UsageError(
-            f"{path} cannot be written ({error.strerror}). Fix: give another place with --output FILE"
+            f"{path} cannot be written ({error.strerror})", "give another place with --output FILE"
         ) from None
 
 

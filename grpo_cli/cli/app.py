@@ -152,8 +152,8 @@ def run_guarded(command: Callable[[], int | None]) -> int:
         if error.errno not in _OF_THE_MACHINE or os.environ.get("GRPO_DEBUG") == "1":
             raise
         name = "" if error.filename is None else f"{error.filename}: "
-        text = f"error: {name}{(error.strerror or '').lower()}. Fix: {_OF_THE_MACHINE[error.errno]}"
-        stderr().print(text, style="red")
+        seen = f"{name}{(error.strerror or '').lower()}"
+        stderr().print(f"error: {GrpoError(seen, _OF_THE_MACHINE[error.errno])}", style="red")
         return ExitCode.ENVIRONMENT
     except Exception:
         # Libraries that import lazily turn a signal during an import into errors of their own.

@@ -67,8 +67,8 @@ def _compare(
 
     if any(flag for flag in written_flags):
         raise UsageError(
-            "--metric, --step and --window are for writing a block; a comparison takes them from it. "
-            "Fix: leave them out"
+            "--metric, --step and --window are for writing a block; a comparison takes them from it",
+            "leave them out",
         )
     found = []
     block = load_recipe(against).expect if against else None
@@ -77,8 +77,9 @@ def _compare(
         expect = block if against else run.recipe.expect
         if expect is None:
             raise UsageError(
-                f"{against or run.folder.resolved} has no `expect` block. Fix: write one with grpo expect RUN..., "
-                "or name a recipe that has one with --against RECIPE"
+                f"{against or run.folder.resolved} has no `expect` block",
+                "write one with grpo expect RUN..., "
+                "or name a recipe that has one with --against RECIPE",
             )
         found.append(compare_run(run, expect))
     return found

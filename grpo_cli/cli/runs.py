@@ -94,7 +94,7 @@ def path(
     from grpo_cli.runs.selection import find_run
 
     if checkpoint is not None and model:
-        raise UsageError("--checkpoint and --model name two places. Fix: leave one of them out")
+        raise UsageError("--checkpoint and --model name two places", "leave one of them out")
     folder = find_run(runs, run)
     selected = find_model(folder, checkpoint)[1] if checkpoint or model else folder.path
     if json:
@@ -111,7 +111,7 @@ def compare(run: SeveralRuns, runs: RunsRoot = RUNS, json: AsJson = False) -> No
     from grpo_cli.runs.selection import find_run
 
     if len(run) < 2:
-        raise UsageError("one run has nothing to be compared with. Fix: name two or more")
+        raise UsageError("one run has nothing to be compared with", "name two or more")
     compared = compare_runs(read_runs([find_run(runs, each) for each in run]))
     output.show(compared, runs_view.print_comparison, as_json=json)
 
@@ -159,7 +159,7 @@ def _remove(planned: "list[Removal]", *, confirm: bool) -> int:
     if confirm:
         if not sys.stdin.isatty():
             raise UsageError(
-                "no terminal to confirm in. Fix: --yes removes without asking, --dry-run only shows"
+                "no terminal to confirm in", "--yes removes without asking, --dry-run only shows"
             )
         if not typer.confirm("remove this for good?", err=True):
             raise typer.Exit(ExitCode.FAILED)

@@ -74,7 +74,7 @@ def _run(plan: "ServerPlan", timeout_s: float, hint: str, *, dry_run: bool) -> N
         stdout().print(hint)
         with contextlib.suppress(KeyboardInterrupt):
             code = process.wait()
-            raise RunError(f"the server ended with {code}:\n{read_end(log)}\nFix: see {log}")
+            raise RunError(f"the server ended with {code}", f"see {log}", details=[read_end(log)])
 
 
 def chat(
@@ -103,7 +103,7 @@ def chat(
     sampling = SamplingParams(temperature, max_tokens, **served.reading)
     if image and not served.has_images:
         raise UsageError(
-            f"--image needs a model trained on images, and {source} is none. Fix: leave out --image"
+            f"--image needs a model trained on images, and {source} is none", "leave out --image"
         )
     pictures = [read_picture(path) for path in image or ()]
     with progress("loading the model"):

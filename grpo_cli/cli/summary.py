@@ -182,7 +182,7 @@ def _compare_sources(*stages: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
 
 def _print_failure(run: "RunReport") -> None:
     console, status, folder = stderr(), run.status, run.folder
-    if status.traceback and "Fix: " not in (status.reason or ""):
+    if status.traceback:
         console.print(status.traceback.rstrip(), style="dim")
     style = "bold red" if status.state == "failed" else "yellow"
     print_words(console, status.reason or "no reason was recorded", style)

@@ -74,14 +74,15 @@ def sweep(
 
     if search or range_:
         raise UsageError(
-            "--search and --range are gone. Fix: list the values, --grid training.learning_rate=1e-6,1e-5,1e-4"
+            "--search and --range are gone",
+            "list the values, --grid training.learning_rate=1e-6,1e-5,1e-4",
         )
     old = None
     if resume is None:
         request = _read_request(recipe, grid, seeds, set_, probe=not no_probe)
     elif grid or seeds or set_:
         raise UsageError(
-            "--resume takes everything from the sweep. Fix: remove --grid, --seeds and --set"
+            "--resume takes everything from the sweep", "remove --grid, --seeds and --set"
         )
     else:
         old = find_sweep(runs, resume, load_recipe(recipe).name if recipe else "*")
@@ -151,13 +152,11 @@ def _read_request(
     from grpo_cli.sweep.plan import SweepRequest, read_seeds
 
     if recipe is None:
-        raise UsageError("no recipe is named. Fix: grpo sweep RECIPE --grid …, or --resume latest")
+        raise UsageError("no recipe is named", "grpo sweep RECIPE --grid …, or --resume latest")
     if str(recipe) == "latest" or (recipe / "sweep.json").is_file():
-        raise UsageError(f"{recipe} is a sweep, not a recipe. Fix: grpo sweep --resume {recipe}")
+        raise UsageError(f"{recipe} is a sweep, not a recipe", f"grpo sweep --resume {recipe}")
     if not grid:
-        raise UsageError(
-            "there is nothing to vary. Fix: add --grid training.learning_rate=1e-5,1e-4"
-        )
+        raise UsageError("there is nothing to vary", "add --grid training.learning_rate=1e-5,1e-4")
     loaded = load_tree(recipe, overrides).recipe
     chosen = read_seeds(seeds or "3", loaded.seed if loaded else 42)
     texts = tuple(overrides or ()), tuple(grid)

@@ -73,7 +73,8 @@ def train(
     reporter = TerminalReporter(quiet=quiet)
     if dashboard:
         raise UsageError(
-            "--dashboard is gone. Fix: --set logging.report_to=[trackio], and run `trackio show` beside it"
+            "--dashboard is gone",
+            "--set logging.report_to=[trackio], and run `trackio show` beside it",
         )
     if slurm:
         from grpo_cli.launch.slurm import run_as_job

@@ -124,7 +124,7 @@ def convert_file(source: Path, dialect: str | None, output: Path | None) -> Conv
         RecipeError: The file cannot be read, or is not a config of a known tool.
     """
     if output is not None and output.exists():
-        raise UsageError(f"{output} exists. Fix: give another name, or move it away")
+        raise UsageError(f"{output} exists", "give another name, or move it away")
     conversion = _convert(source, dialect, output)
     try:
         if output is not None:
@@ -132,7 +132,7 @@ def convert_file(source: Path, dialect: str | None, output: Path | None) -> Conv
                 file.write(conversion.text)
     except OSError as error:
         cause = f"cannot be written ({error.strerror})"
-        raise UsageError(f"{output} {cause}. Fix: check the path") from None
+        raise UsageError(f"{output} {cause}", "check the path") from None
     return conversion
 
 
@@ -269,7 +269,7 @@ def _translate_any(
         cause = (
             f"{source} is a script, which only TRL{' and ms-swift have' if is_shell else ' has'}"
         )
-        raise UsageError(f"{cause}. Fix: leave --from out")
+        raise UsageError(cause, "leave --from out")
     if is_python:
         script = Script(*read_python(text, source), source, folders[0], None)
         script.is_asked = dialect == "trl"
@@ -364,7 +364,7 @@ def recognise(tree: Node, dialect: str | None, source: str) -> tuple[Dialect, Se
     """Return the dialect of a config, and the keys that tell it; none if `dialect`, of `--from`, does."""
     if dialect is not None and dialect not in DIALECTS:
         fix = f"--from {nearest(dialect, DIALECTS) or ', '.join(DIALECTS)}"
-        raise UsageError(f"there is no dialect `{dialect}`. Fix: use {fix}")
+        raise UsageError(f"there is no dialect `{dialect}`", f"use {fix}")
     if not isinstance(tree.value, dict):
         message = "is not a config: the top level must be `key: value` lines"
         fix = "name the YAML file that the other tool reads"

@@ -83,10 +83,10 @@ def _explaining(dataset: HubDataset, key: str) -> Iterator[None]:
                 raise recipe_error(seen, fix, f"dataset.{field}") from error
         raise
     except (datasets.exceptions.DatasetsError, OSError) as error:
-        raise SetupError(_explain_hub(dataset, error)) from error
+        raise _explain_hub(dataset, error) from error
 
 
-def _explain_hub(dataset: HubDataset, error: Exception) -> str:
+def _explain_hub(dataset: HubDataset, error: Exception) -> SetupError:
     import datasets
 
     reason = str(error).strip().split("\n")[0]
@@ -102,4 +102,4 @@ def _explain_hub(dataset: HubDataset, error: Exception) -> str:
             "check the network and HF_HUB_OFFLINE, or download the rows on a machine with a network "
             "and use dataset.kind: files"
         )
-    return f"dataset.path: {dataset.path} cannot be loaded: {reason}. Fix: {fix}"
+    return SetupError(f"dataset.path: {dataset.path} cannot be loaded: {reason}", fix)

@@ -231,7 +231,7 @@ class RgbImage(Image):
         try:
             return images.decode_image(value)
         except images.ImageError as error:
-            raise RunError(f"an image {error.seen}. Fix: {error.row_fix}") from error
+            raise RunError(f"an image {error.seen}", error.row_fix) from error
 
 
 def encode_value(value: Any) -> bytes:

@@ -151,9 +151,9 @@ class Trial:
             elif level == "note":
                 fix += ", if it should take the arguments, which are made up from its schema"
             if isinstance(outcome.error, EpisodeError):
-                issue = outcome.error.as_issue()
+                error = outcome.error
                 self.report(
-                    f"{name} failed: {issue.seen}", issue.fix or fix, level, path=issue.path
+                    f"{name} failed: {error.seen}", error.fix or fix, level, path=error.path
                 )
             else:
                 self.report(f"{name} raised {outcome.fault}{at}", fix, level)

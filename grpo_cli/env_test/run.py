@@ -31,8 +31,8 @@ def try_recipe(
     recipe = checked.recipe
     if not recipe.has_episodes:
         raise UsageError(
-            "there is nothing to test: the recipe has neither `tools` nor an `environment`. "
-            "Fix: add one; `grpo env list` has all kinds"
+            "there is nothing to test: the recipe has neither `tools` nor an `environment`",
+            "add one; `grpo env list` has all kinds",
         )
     on_progress("loading the data")
     chosen = _choose_rows(recipe, rows or ROWS)

@@ -11,13 +11,15 @@ from pydantic import PydanticUserError, TypeAdapter, ValidationError
 from pydantic.errors import PydanticSchemaGenerationError
 from typing_extensions import TypedDict
 
+from grpo_cli.environments.contract import EpisodeError
+
 _PLAIN = (str, int, float, bool, list, dict, tuple, type(None), Any, inspect.Parameter.empty)
 """Types whose schemas transformers writes, and whose values are what JSON gives."""
 _DROPPED = ("title", "default")
 """Parts of pydantic's schemas that say nothing beside the name of an argument."""
 
 
-class UndescribedError(TypeError):
+class UndescribedError(EpisodeError):
     """An argument has a type without a schema."""
 
 
@@ -136,8 +138,7 @@ def _adapt(name: str, hint: Any) -> dict[str, Any]:
         fix = "make it a dataclass, a TypedDict or a pydantic model"
         if getattr(error, "code", None) == "typed-dict-version":
             fix = "import TypedDict from typing_extensions"
-        message = f"the type of `{name}`, {shown}, has no schema. Fix: {fix}"
-        raise UndescribedError(message) from error
+        raise UndescribedError(f"the type of `{name}`, {shown}, has no schema", fix) from error
     written = _inline(schema, schema.pop("$defs", {}), ())
     return {**written, "nullable": True} if is_nullable else written
 

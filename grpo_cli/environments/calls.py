@@ -88,8 +88,9 @@ def run_chains(chains: Sequence[Chain[T]], *, parallel: int, timeout_s: float) -
     _left[:] = [thread for thread in _left if thread.is_alive()]
     if len(_left) > MOST_LEFT:
         raise EpisodeError(
-            f"{len(_left)} calls that took too long still run. Fix: give what tools and environments wait for "
-            "(requests, processes) a time limit of its own"
+            f"{len(_left)} calls that took too long still run",
+            "give what tools and environments wait for "
+            "(requests, processes) a time limit of its own",
         )
     for number in range(len(chains)):
         advance(number, None)
@@ -203,8 +204,8 @@ class Caller:
         content = self._read("" if said is None else said, "reset()")
         if said is not None and not isinstance(said, str) and not self._are_parts(said):
             raise BrokenEnvironmentError(
-                f"reset() returned {type(said).__name__}, not text or an image. "
-                "Fix: let it return the first observation, or None if the prompt says all"
+                f"reset() returned {type(said).__name__}, not text or an image",
+                "let it return the first observation, or None if the prompt says all",
             )
         return content
 
@@ -213,8 +214,8 @@ class Caller:
         result = environment.step(answer)
         if not isinstance(result, tuple | list) or len(result) != 2:
             raise BrokenEnvironmentError(
-                f"step() returned {result!r:.100}, not (text, done). "
-                "Fix: let it return a text, and whether the episode is over: `return text, done`"
+                f"step() returned {result!r:.100}, not (text, done)",
+                "let it return a text, and whether the episode is over: `return text, done`",
             )
         said, is_done = result
         return self._read("" if said is None else said, "step()"), bool(is_done)
@@ -253,11 +254,11 @@ class Caller:
             except ImageError as error:
                 fix = "return a `PIL.Image.Image`; `Image.fromarray(array)` makes one of an array"
                 seen = f"{name} returned an image that {error.seen}"
-                raise BrokenEnvironmentError(f"{seen}. Fix: {fix}") from error
+                raise BrokenEnvironmentError(seen, fix) from error
         if "alt" not in part:
             raise BrokenEnvironmentError(
-                f"{name} returned an image, and the recipe has none. Fix: set `episode.images: true`, with a "
-                "vision-language model, or return text"
+                f"{name} returned an image, and the recipe has none",
+                "set `episode.images: true`, with a vision-language model, or return text",
             )
         return {"type": "text", "text": part["alt"]}
 
@@ -299,8 +300,9 @@ def _may_be_image(value: Any) -> bool:
 def _no_part(value: Any) -> BrokenEnvironmentError:
     shown = " ".join(repr(value).split())
     return BrokenEnvironmentError(
-        f"{shown:.100} was returned where an image or text is read. Fix: return images (`PIL.Image.Image`), "
-        "texts, or a list of these or of parts of the form `{type: image, image: …}` and `{type: text, text: …}`"
+        f"{shown:.100} was returned where an image or text is read",
+        "return images (`PIL.Image.Image`), "
+        "texts, or a list of these or of parts of the form `{type: image, image: …}` and `{type: text, text: …}`",
     )
 
 

@@ -79,7 +79,8 @@ class Dialogue:
         self.stops = self.reader.end_ids
         if self._renderer.chat_template is None:
             raise EpisodeError(
-                "an episode is a dialogue, and the tokenizer has no chat template. Fix: set `model.chat_template`"
+                "an episode is a dialogue, and the tokenizer has no chat template",
+                "set `model.chat_template`",
             )
         if has_tools:
             self._prepare_tools()
@@ -94,7 +95,8 @@ class Dialogue:
 
         if not supports_tool_calling(self._renderer):
             raise EpisodeError(
-                f"the model's chat template leaves out tools, calls or their results. Fix: {tool_template_fix()}"
+                "the model's chat template leaves out tools, calls or their results",
+                tool_template_fix(),
             )
         own = ("response_template", "response_schema")
         if all(getattr(self.tokenizer, name, None) is None for name in own):
@@ -103,7 +105,8 @@ class Dialogue:
             except ValueError as error:
                 raise EpisodeError(
                     "how the model writes calls is not known: its tokenizer has no response template, and TRL "
-                    f"does not know its chat template. Fix: {tool_template_fix()}"
+                    "does not know its chat template",
+                    tool_template_fix(),
                 ) from error
         if is_chat_template_prefix_preserving(self._renderer):
             return
@@ -111,8 +114,8 @@ class Dialogue:
             self._kwargs["chat_template"] = get_training_chat_template(self._renderer)
         except ValueError as error:
             raise EpisodeError(
-                "the chat template changes a call once its result follows, and TRL has no other for this model. "
-                f"Fix: {tool_template_fix()}"
+                "the chat template changes a call once its result follows, and TRL has no other for this model",
+                tool_template_fix(),
             ) from error
 
     def encode_prompt(self, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
@@ -149,7 +152,8 @@ class Dialogue:
         if whole[: len(start)] != start:
             raise EpisodeError(
                 "the chat template changes a call once its result follows, so the results cannot be cut out of "
-                f"what it renders. Fix: {tool_template_fix()}"
+                "what it renders",
+                tool_template_fix(),
             )
         return whole[len(start) :]
 
@@ -160,7 +164,8 @@ class Dialogue:
         _, mark, after = text.partition(_MARK)
         if not mark:
             raise EpisodeError(
-                "the chat template leaves out the model's answers. Fix: set `model.chat_template` to another"
+                "the chat template leaves out the model's answers",
+                "set `model.chat_template` to another",
             )
         return self._encode(after, images_of(replies))
 
@@ -190,8 +195,8 @@ class Dialogue:
         except Exception as error:  # processors raise what they meet in images
             sizes = ", ".join(f"{each.width}x{each.height}" for each in images)
             raise EpisodeError(
-                f"the model's processor refuses {len(images)} images ({sizes} pixels): {error}. "
-                "Fix: return images of another size, or change `model.processor`"
+                f"the model's processor refuses {len(images)} images ({sizes} pixels): {error}",
+                "return images of another size, or change `model.processor`",
             ) from error
         return list(encoded["input_ids"][0])
 

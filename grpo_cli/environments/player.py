@@ -47,15 +47,19 @@ from grpo_cli.runs.metrics import STEP
 
 RESET_S, _CLOSE_S = 120.0, 10.0
 """Time limits of `reset` and `reward`, since an environment may have to start a process, and of `close`."""
-_TRY = "Fix: try it without a model by `grpo env test RECIPE`"
+_TRY = "try it without a model by `grpo env test RECIPE`"
 Agree = Callable[[int, int], tuple[int, int]]
 """Returns the largest first and the largest second number over all processes."""
 
 
-def _add_fix(outcome: Outcome) -> str:
-    error = outcome.error
-    has_own = isinstance(error, GrpoError) and error.as_issue().fix
-    return outcome.fault if has_own else f"{outcome.fault}. {_TRY}"
+def _explain(what: str, outcome: Outcome, fix: str = "") -> EpisodeError:
+    """Return that something failed as an outcome says; with its error's own fix, if none is better."""
+    own = outcome.error if isinstance(outcome.error, GrpoError) else None
+    error = EpisodeError(
+        f"{what}: {own.seen if own else outcome.fault}", fix or (own and own.fix) or _TRY
+    )
+    error.__cause__ = outcome.error
+    return error
 
 
 def _alone(count: int, longest: int) -> tuple[int, int]:
@@ -126,22 +130,18 @@ class Player:
         if faults := [outcome for outcome in outcomes if outcome.fault]:
             if isinstance(faults[0].error, BrokenEnvironmentError):
                 raise faults[0].error
-            first, where = faults[0], find_place(faults[0].error)
-            why = f"{first.fault}. Fix: correct {where}" if where else _add_fix(first)
-            raise EpisodeError(
-                f"the environment cannot be reset for {len(faults)} of {len(episodes)} episodes: {why}"
-            ) from first.error
+            where = find_place(faults[0].error)
+            what = f"the environment cannot be reset for {len(faults)} of {len(episodes)} episodes"
+            raise _explain(what, faults[0], f"correct {where}" if where else "")
         for (episode, _), outcome in zip(pairs, outcomes, strict=True):
             own = episode.environment.tools if episode.environment else ()
             episode.prompt = append_content(episode.prompt, outcome.value)
             if not str(episode.prompt[-1]["content"]).strip():
                 seen = "reset() returned no text, and the dataset has no prompt"
-                raise EpisodeError(f"{seen}. Fix: return the question from reset()")
+                raise EpisodeError(seen, "return the question from reset()")
             episode.tools = [*episode.tools, *own]
             if name := find_repeated(episode.tools):
-                raise EpisodeError(
-                    f"a tool and the environment both offer {name!r}. Fix: rename one"
-                )
+                raise EpisodeError(f"a tool and the environment both offer {name!r}", "rename one")
 
     def close(self, episodes: Sequence[Episode]) -> None:
         """Close the environments of episodes, each once; only the first failure is printed."""
@@ -161,10 +161,10 @@ class Player:
         outcomes = self._run(functions)
         faults = [outcome for outcome in outcomes if outcome.fault]
         if faults and (len(faults) == len(read) or self.config.on_tool_error == "raise"):
-            raise EpisodeError(
-                f"the environment's reward cannot be read for {len(faults)} of {len(read)} episodes: "
-                f"{_add_fix(faults[0])}"
-            ) from faults[0].error
+            what = (
+                f"the environment's reward cannot be read for {len(faults)} of {len(read)} episodes"
+            )
+            raise _explain(what, faults[0])
         for episode, outcome in zip(read, outcomes, strict=True):
             episode.reward = outcome.value
             if outcome.fault:
@@ -329,7 +329,8 @@ class Player:
             raise outcome.error
         if failure and self.config.on_tool_error == "raise":
             raise EpisodeError(
-                f"{name} failed: {outcome.fault}. Fix: correct it, or set `episode.on_tool_error: tell`"
+                f"{name} failed: {outcome.fault}",
+                "correct it, or set `episode.on_tool_error: tell`",
             ) from outcome.error
         if failure and (self.config.on_tool_error == "zero" or (may_change and outcome.is_late)):
             episode.end = "failed"
@@ -376,7 +377,7 @@ def open_player(
             for index, config in enumerate(recipe.environment)
         ]
         if name := find_repeated([tool for tool, _ in tools]):
-            raise EpisodeError(f"two tools have the name {name!r}. Fix: rename one", "tools")
+            raise EpisodeError(f"two tools have the name {name!r}", "rename one", path="tools")
         dialogue = Dialogue(
             processing_class,
             has_tools=bool(tools) or any(source.has_tools for source, _ in sources),

@@ -7,7 +7,7 @@ from grpo_cli.environments.contract import EnvironmentParams, EpisodeError, Tool
 from grpo_cli.errors import GrpoError, UsageError, nearest
 from grpo_cli.recipe.episode import KindConfig
 from grpo_cli.recipe.kinds import KindDescription, added_kinds, describe, load_kind
-from grpo_cli.rewards.failures import describe_build_failure
+from grpo_cli.rewards.failures import explain_build
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -68,7 +68,7 @@ def describe_kind(kind: str) -> dict[str, KindDescription]:
         names = list(dict.fromkeys(name for each in KINDS for name in kind_names(each)))
         close = nearest(kind, names)
         fix = f"grpo env show {close}" if close else f"choose one of {', '.join(names)}"
-        raise UsageError(f"there is no kind of tool or environment `{kind}`. Fix: {fix}")
+        raise UsageError(f"there is no kind of tool or environment `{kind}`", fix)
     return described
 
 
@@ -85,4 +85,4 @@ def open_kind(section: str, config: KindConfig) -> Any:
     except (Exception, SystemExit) as error:  # a user's module raises anything
         name = "tool" if section == "tools" else section
         subject, key = f"the {name} ({config.kind})", "path" if "path" in config.params else ""
-        raise EpisodeError(describe_build_failure(subject, error), key) from error
+        raise explain_build(EpisodeError, subject, error, key) from error

@@ -101,13 +101,13 @@ class EvalFolder:
         """Refuse data other than what the evaluation was begun with, with a `UsageError`."""
         if (self.data.is_file() or self.has_samples()) and self.read_data() != data:
             raise UsageError(
-                f"the data changed since {self.path} was begun, and its samples answer the old prompts. "
-                "Fix: measure again, without --resume"
+                f"the data changed since {self.path} was begun, and its samples answer the old prompts",
+                "measure again, without --resume",
             )
 
     def _read(self, file: Path, kind: Any) -> Any:
         if (content := read_file(file, kind, fix=REMEASURE)) is None:
-            raise UsageError(f"{file} is missing. Fix: {REMEASURE}")
+            raise UsageError(f"{file} is missing", REMEASURE)
         return content
 
     def append(
@@ -205,7 +205,7 @@ def open_folder(request: EvalRequest, options: EvalOptions) -> EvalFolder:
         return _find_unfinished(request, out, parent)
     if out and out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(
-            f"{out} exists already, and nothing is overwritten. Fix: another --out, or --resume"
+            f"{out} exists already, and nothing is overwritten", "another --out, or --resume"
         )
     folder = EvalFolder(out or claim_folder(parent, "--out DIR"))
     folder.write_request(request)
@@ -231,10 +231,10 @@ def _find_unfinished(request: EvalRequest, out: Path | None, parent: Path) -> Ev
             return folder
         if out:
             raise UsageError(
-                f"{out} was started with other settings ({', '.join(differing)}). "
-                "Fix: give the same ones, or another --out"
+                f"{out} was started with other settings ({', '.join(differing)})",
+                "give the same ones, or another --out",
             )
     raise UsageError(
-        f"there is no interrupted evaluation with these settings in {out or parent}. "
-        "Fix: leave out --resume"
+        f"there is no interrupted evaluation with these settings in {out or parent}",
+        "leave out --resume",
     )

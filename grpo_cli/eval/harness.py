@@ -22,17 +22,17 @@ def check_harness(name: str | None, tasks: Sequence[str]) -> None:
     """Refuse a harness that is unknown or not installed, before anything is measured."""
     if name is None:
         if tasks:
-            raise UsageError("--tasks are a harness's. Fix: add --harness lm-eval")
+            raise UsageError("--tasks are a harness's", "add --harness lm-eval")
         return
     if name != "lm-eval":
-        raise UsageError(f"there is no harness `{name}`. Fix: --harness lm-eval")
+        raise UsageError(f"there is no harness `{name}`", "--harness lm-eval")
     if not tasks:
-        raise UsageError("--harness lm-eval needs tasks. Fix: --tasks gsm8k,arc_easy")
+        raise UsageError("--harness lm-eval needs tasks", "--tasks gsm8k,arc_easy")
     if importlib.util.find_spec("lm_eval") is None:
-        raise SetupError(f"lm-eval is not installed. Fix: {install_extra('lm-eval')}")
+        raise SetupError("lm-eval is not installed", f"{install_extra('lm-eval')}")
     for task in filter(is_task_file, tasks):
         if not Path(task).is_file():
-            raise UsageError(f"there is no task file {task}. Fix: correct --tasks")
+            raise UsageError(f"there is no task file {task}", "correct --tasks")
 
 
 def run_harness(

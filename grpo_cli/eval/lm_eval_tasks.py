@@ -71,19 +71,21 @@ def score_tasks(
             )
     except (ConnectionError, OSError) as error:
         raise SetupError(
-            f"lm-eval cannot fetch what it needs: {_shorten(error)}. Fix: fetch the dataset beforehand "
-            "(`hf download --repo-type dataset …`), or name a task file of your own"
+            f"lm-eval cannot fetch what it needs: {_shorten(error)}",
+            "fetch the dataset beforehand "
+            "(`hf download --repo-type dataset …`), or name a task file of your own",
         ) from error
     except (KeyError, ValueError) as error:
         raise UsageError(
-            f"lm-eval refuses: {_shorten(error)}. Fix: `lm_eval ls tasks` lists them"
+            f"lm-eval refuses: {_shorten(error)}", "`lm_eval ls tasks` lists them"
         ) from error
     except (ArithmeticError, AssertionError, AttributeError, TypeError, TemplateError) as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
         seen = f"{type(error).__name__}: {_shorten(error)}".removesuffix(": ")
         raise RunError(
             f"lm-eval failed at {', '.join(tasks)}: {seen} "
-            f"({Path(last.filename).name}:{last.lineno}: `{last.line}`). Fix: correct the task"
+            f"({Path(last.filename).name}:{last.lineno}: `{last.line}`)",
+            "correct the task",
         ) from error
     directions = outcome.get("higher_is_better", {})
     return {

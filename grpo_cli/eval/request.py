@@ -132,8 +132,8 @@ def make_request(source: Path, overrides: list[str] | None, options: EvalOptions
         temperature = recipe.generation.temperature if greedy else evaluation.temperature
     if samples > 1 and temperature == 0:
         raise UsageError(
-            f"--samples {samples} at temperature 0 would be {samples} times the same completion. "
-            "Fix: --temperature 1.0, or --samples 1"
+            f"--samples {samples} at temperature 0 would be {samples} times the same completion",
+            "--temperature 1.0, or --samples 1",
         )
     request = EvalRequest(
         source=str(source),
@@ -151,10 +151,10 @@ def make_request(source: Path, overrides: list[str] | None, options: EvalOptions
         code=hash_code(recipe),
     )
     for conflict in find_conflicts(with_backend(recipe, backend), EPISODE_IMAGES):
-        raise UsageError(f"{conflict.seen}. Fix: --backend transformers")
+        raise UsageError(f"{conflict.seen}", "--backend transformers")
     if backend == "vllm" and importlib.util.find_spec("vllm") is None:
         raise SetupError(
-            f"vllm is not installed. Fix: {install_extra('vllm')}, or --backend transformers"
+            "vllm is not installed", f"{install_extra('vllm')}, or --backend transformers"
         )
     return request
 
@@ -162,15 +162,15 @@ def make_request(source: Path, overrides: list[str] | None, options: EvalOptions
 def _read_recipe(source: Path, overrides: list[str] | None) -> Recipe:
     if source.is_dir() and overrides:
         raise UsageError(
-            "--set changes recipes, and a run keeps the one it was trained with. "
-            "Fix: name the recipe, and the run's model with --model"
+            "--set changes recipes, and a run keeps the one it was trained with",
+            "name the recipe, and the run's model with --model",
         )
     if any((source / name).is_file() for name in ("config.json", "adapter_config.json")):
         # An export holds the recipe too.
         beside = source / "recipe.yaml"
         raise UsageError(
-            f"{source} is a model, not a run or a recipe. "
-            f"Fix: grpo eval {beside if beside.is_file() else 'RECIPE'} --model {source}"
+            f"{source} is a model, not a run or a recipe",
+            f"grpo eval {beside if beside.is_file() else 'RECIPE'} --model {source}",
         )
     run = RunFolder(source) if source.is_dir() else None
     recipe = run.read_recipe() if run else check_recipe(source, overrides).recipe
@@ -178,8 +178,8 @@ def _read_recipe(source: Path, overrides: list[str] | None) -> Recipe:
         what = "learns from a teacher" if recipe.is_sampled else "is for scored data"
         more = "" if recipe.is_sampled else "; a run ranks its held-out responses by itself"
         raise UsageError(
-            f"{source} {what}, and has no reward that scores a new answer. Fix: give grpo eval a "
-            f"recipe with rewards, and this model with --model{more}"
+            f"{source} {what}, and has no reward that scores a new answer",
+            f"give grpo eval a recipe with rewards, and this model with --model{more}",
         )
     return recipe
 
@@ -190,9 +190,9 @@ def _name_subjects(
     """Return the models to measure, and the name of the baseline, which comes last."""
     run = RunFolder(source) if source.is_dir() else None
     if options.checkpoint is not None and run is None:
-        raise UsageError("--checkpoint names a checkpoint of a run. Fix: name a folder under runs/")
+        raise UsageError("--checkpoint names a checkpoint of a run", "name a folder under runs/")
     if options.model is not None and run is not None:
-        raise UsageError("--model goes with a recipe. Fix: grpo eval RECIPE --model PATH")
+        raise UsageError("--model goes with a recipe", "grpo eval RECIPE --model PATH")
     own = recipe.model.model_copy(update={"lora": None})
     start = recipe.model.adapter.path if recipe.model.adapter else None
     base: Subject | None = Subject(name="start" if start else "base", model=own, adapter=start)

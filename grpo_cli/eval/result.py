@@ -84,7 +84,7 @@ def read_measured(folder: EvalFolder, subject: str, recipe: Recipe) -> Measured:
     chunks = list(folder.read_chunks(subject).values())
     groups = group_by_row([as_scored(each) for chunk in chunks for each in chunk])
     if not groups:
-        raise UsageError(f"{folder.path} holds no samples of `{subject}`. Fix: measure it again")
+        raise UsageError(f"{folder.path} holds no samples of `{subject}`", "measure it again")
     right = right_scores(recipe.rewards)
     return Measured(
         groups,
@@ -111,7 +111,8 @@ def finish(
         if len(each.groups) != data["rows"] or torn:
             raise RunError(
                 f"the samples of `{name}` hold {len(each.groups)} of {data['rows']} prompts, {torn} of them not "
-                f"with {request.samples} completions. Fix: measure again with another --out"
+                f"with {request.samples} completions",
+                "measure again with another --out",
             )
     differences = {
         name: each.change_from(measured[baseline])
@@ -181,8 +182,9 @@ def read_result(path: Path) -> tuple[EvalFolder, dict[str, Any]]:
         finished = [each.parent for each in RunFolder(path).evaluations.glob("*/result.json")]
         if not finished:
             raise UsageError(
-                f"{path} has no finished evaluation by `grpo eval`. Fix: grpo eval {path}, with --resume for "
-                "one that was interrupted; `grpo runs compare RUN_A RUN_B` compares the runs' own measurements"
+                f"{path} has no finished evaluation by `grpo eval`",
+                f"grpo eval {path}, with --resume for "
+                "one that was interrupted; `grpo runs compare RUN_A RUN_B` compares the runs' own measurements",
             )
         path = max(finished)
     folder = EvalFolder(path if path.is_dir() else path.parent)
@@ -192,7 +194,7 @@ def read_result(path: Path) -> tuple[EvalFolder, dict[str, Any]]:
         hint = (
             "grpo eval … --resume finishes it" if begun else "name a folder that `grpo eval` made"
         )
-        raise UsageError(f"{path} holds no result.json. Fix: {hint}")
+        raise UsageError(f"{path} holds no result.json", hint)
     fix = "name a result.json of `grpo eval`, or measure again"
     result = read_file(file, EvalResult, fix=fix)
     try:
@@ -217,7 +219,8 @@ def compare_results(first: str, second: str) -> dict[str, Any]:
         common = len(prompts.items() & other_prompts.items())
         raise UsageError(
             f"the two were measured on different prompts ({len(prompts)} and {len(other_prompts)}, "
-            f"{common} of them the same). Fix: measure both with the same recipe, --split and --limit"
+            f"{common} of them the same)",
+            "measure both with the same recipe, --split and --limit",
         )
     differences = new.change_from(old)
     primary = result["primary"] if result["primary"] in differences else "reward"
@@ -243,7 +246,8 @@ def _read_side(side: str) -> tuple[str, Measured, dict[str, Any]]:
     measured = [each for each in result["subjects"] if each != result["baseline"]] or [""]
     if name not in ("", *result["subjects"]) or (not name and len(measured) > 1):
         raise UsageError(
-            f"{path} holds {', '.join(result['subjects'])}. Fix: name one of them, as {path}:{measured[0]}"
+            f"{path} holds {', '.join(result['subjects'])}",
+            f"name one of them, as {path}:{measured[0]}",
         )
     recipe = Recipe.model_validate(result["recipe"])
     samples = read_measured(folder, name or measured[0], recipe)
@@ -302,10 +306,10 @@ def check_floors(
             least = math.nan
         if not math.isfinite(least):
             raise UsageError(
-                f"--fail-under {floor}: cannot be read. Fix: METRIC=VALUE, as accuracy=0.5"
+                f"--fail-under {floor}: cannot be read", "METRIC=VALUE, as accuracy=0.5"
             )
         if name.startswith("gain/") and not baseline:
-            raise UsageError("--fail-under gain/… needs a baseline. Fix: --baseline PATH")
+            raise UsageError("--fail-under gain/… needs a baseline", "--baseline PATH")
         read.append((name, _resolve(name.removeprefix("gain/"), metrics), least))
     return read
 
@@ -318,8 +322,9 @@ def _resolve(name: str, metrics: Collection[str]) -> str:
         # Of several accuracies it is the first reward's, as in verdicts.
         return close[0]
     raise UsageError(
-        f"--fail-under: there is no metric `{name}`. Fix: one of {', '.join(metrics)} (a prefix is enough if "
-        "unambiguous: accuracy=0.5), or the gain over the baseline (gain/accuracy=0)"
+        f"--fail-under: there is no metric `{name}`",
+        f"one of {', '.join(metrics)} (a prefix is enough if "
+        "unambiguous: accuracy=0.5), or the gain over the baseline (gain/accuracy=0)",
     )
 
 

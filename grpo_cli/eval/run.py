@@ -136,7 +136,7 @@ def _run_together(
     lines = folder.log.read_text(encoding="utf-8", errors="replace").splitlines()
     cause = next((each.strip() for each in reversed(lines) if _CAUSE.search(each)), "")
     why = cause or "no reason was logged"
-    raise RunError(f"the processes ended with {process.returncode}: {why}. Fix: see {folder.log}")
+    raise RunError(f"the processes ended with {process.returncode}: {why}", f"see {folder.log}")
 
 
 def _report(request: EvalRequest, folder: EvalFolder, tell: Progress) -> None:

@@ -116,8 +116,8 @@ def _plan(request: EvalRequest, folder: EvalFolder) -> list[_Plan]:
         if plans[key].data != plans[keys[0]].data:
             raise UsageError(
                 f"`{subject.name}` gets other prompts than `{request.subjects[0].name}`: its chat template "
-                "(or, with `max_prompt_length`, its tokenizer) differs. Fix: measure it by itself, with "
-                "--baseline none"
+                "(or, with `max_prompt_length`, its tokenizer) differs",
+                "measure it by itself, with --baseline none",
             )
     folder.check_data(plans[keys[0]].data)
     return [plans[key] for key in keys]
@@ -143,8 +143,9 @@ def _read_rows(request: EvalRequest, subject: Subject) -> _Plan:
     rows = data.train if request.split == "train" else data.eval
     if rows is None or len(rows) == 0:
         raise UsageError(
-            "the recipe holds no rows out to measure on. Fix: give the dataset an eval split (`eval`, "
-            "`eval_split`, `eval_size` or `eval_fraction`), or measure on --split train"
+            "the recipe holds no rows out to measure on",
+            "give the dataset an eval split (`eval`, "
+            "`eval_split`, `eval_size` or `eval_fraction`), or measure on --split train",
         )
     # A mixture repeats rows within an epoch.
     first = {row: place for place, row in reversed([*enumerate(rows["row_id"])])}
@@ -175,8 +176,8 @@ def main(argv: list[str]) -> int:
         state = PartialState(cpu=pick_device(request.recipe.launch) == "cpu")
         if state.num_processes != planned:
             raise SetupError(
-                f"{planned} processes were planned but {state.num_processes} work together. "
-                "Fix: see `grpo doctor`, or measure with --num-processes 1"
+                f"{planned} processes were planned but {state.num_processes} work together",
+                "see `grpo doctor`, or measure with --num-processes 1",
             )
         ranks = {"rank": state.process_index, "world": state.num_processes}
         options: dict[str, Any] = {**ranks, "wait_for_all": state.wait_for_everyone}

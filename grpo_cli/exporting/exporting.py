@@ -60,17 +60,17 @@ class ExportPlan:
 def check_free(target: Path, *, force: bool) -> None:
     """Refuse a folder that holds something; with `force`, something that is not an export."""
     if target.is_file():
-        raise UsageError(f"{target} is a file. Fix: --to names a folder")
+        raise UsageError(f"{target} is a file", "--to names a folder")
     if not target.exists() or not any(target.iterdir()):
         return
     if read_object(target / RECORD).get("kind") != KIND:
         raise UsageError(
-            f"{target} exists already and is not an export by grpo, so it is not replaced. "
-            "Fix: another --to, or remove it yourself"
+            f"{target} exists already and is not an export by grpo, so it is not replaced",
+            "another --to, or remove it yourself",
         )
     if not force:
         raise UsageError(
-            f"{target} exists already, and nothing is overwritten. Fix: another --to, or --force"
+            f"{target} exists already, and nothing is overwritten", "another --to, or --force"
         )
 
 
@@ -109,8 +109,7 @@ def export(plan: ExportPlan, tell: Tell) -> dict[str, Any]:
             path.chmod(0o755 if path.is_dir() else 0o644)
         give_name(partial, plan.target, force=plan.force)
     except SafetensorError as error:
-        message = f"{plan.target} cannot be written: {error}. Fix: free some space"
-        raise SetupError(message) from error
+        raise SetupError(f"{plan.target} cannot be written: {error}", "free some space") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return {**result, "path": str(plan.target)}
@@ -162,7 +161,7 @@ def _write_checked(
     if not verification["ok"]:
         errors = [each for each in verification["findings"] if each["level"] == "error"]
         listed = "; ".join(f"{each['subject']}: {each['seen']}" for each in errors)
-        raise RunError(f"{listed}. Nothing was exported. Fix: {errors[0]['fix']}")
+        raise RunError(f"{listed}. Nothing was exported", f"{errors[0]['fix']}")
     return request, verification
 
 
@@ -216,8 +215,8 @@ def run_verification(request: ExportRequest, folder: Path, tell: Tell) -> dict[s
         lines = [line for line in stderr.read().splitlines() if line.strip()]
     last = lines[-1] if lines else f"it ended with {process.returncode}"
     raise RunError(
-        f"the export could not be loaded again: {last}. Nothing was exported. "
-        "Fix: `--no-verify` skips the check, if you are sure"
+        f"the export could not be loaded again: {last}. Nothing was exported",
+        "`--no-verify` skips the check, if you are sure",
     )
 
 
@@ -268,8 +267,7 @@ def give_name(partial: Path, target: Path, *, force: bool) -> None:
     except OSError as error:
         with suppress(OSError):
             (aside / "export").rename(target)
-        message = f"{target} cannot be named: {error.strerror}. Fix: another --to"
-        raise RunError(message) from None
+        raise RunError(f"{target} cannot be named: {error.strerror}", "another --to") from None
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 
@@ -287,16 +285,18 @@ def export_and_push(plan: ExportPlan, repo: str, *, private: bool, tell: Tell) -
     from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
 
     if not _REPO.fullmatch(repo):
-        raise UsageError(f"{repo} is not a name of a repository. Fix: --push ORGANISATION/NAME")
+        raise UsageError(f"{repo} is not a name of a repository", "--push ORGANISATION/NAME")
     api = HfApi()
     try:
         api.whoami()
     except LocalTokenNotFoundError:
-        message = "there is no token for the hub. Fix: `hf auth login`, or set HF_TOKEN"
-        raise SetupError(message) from None
+        raise SetupError(
+            "there is no token for the hub", "`hf auth login`, or set HF_TOKEN"
+        ) from None
     except (HfHubHTTPError, HTTPError, OSError) as error:
-        message = f"the hub: {_first_line(error)}. Fix: `hf auth login`, or try later"
-        raise SetupError(message) from None
+        raise SetupError(
+            f"the hub: {_first_line(error)}", "`hf auth login`, or try later"
+        ) from None
     result = export(plan, tell)
     tell(f"uploading to {repo}")
     message = f"{plan.request.recipe.name}: {plan.request.name}, exported by grpo"
@@ -310,8 +310,8 @@ def export_and_push(plan: ExportPlan, repo: str, *, private: bool, tell: Tell) -
         )
     except (HfHubHTTPError, HTTPError, OSError) as error:
         raise RunError(
-            f"{repo} could not be pushed: {_first_line(error)}. The export is kept in {plan.target}. "
-            f"Fix: `hf upload {repo} {plan.target}` once the cause is fixed"
+            f"{repo} could not be pushed: {_first_line(error)}. The export is kept in {plan.target}",
+            f"`hf upload {repo} {plan.target}` once the cause is fixed",
         ) from None
     return {**result, "pushed": str(commit.commit_url)}
 

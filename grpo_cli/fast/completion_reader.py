@@ -32,8 +32,8 @@ class StopStrings(StoppingCriteria):
             self._criteria = StopStringCriteria(tokenizer, list(strings))
         except ValueError as error:
             raise RunError(
-                f"no token of the model can complete {' or '.join(map(repr, strings))}. Fix: change "
-                "`stop_strings` in `generation.generation_kwargs`"
+                f"no token of the model can complete {' or '.join(map(repr, strings))}",
+                "change `stop_strings` in `generation.generation_kwargs`",
             ) from error
         self.strings = tuple(strings)
         self.window = self._criteria.maximum_token_len

@@ -139,7 +139,7 @@ def _encode_prompts(
     """Return the tokens of prompts, and their places with the longest first."""
     encoded = [encode_prompt(tokenizer, prompt, kwargs) for prompt in prompts]
     if not all(encoded):
-        raise RunError("a prompt has no tokens. Fix: remove empty prompts from the data")
+        raise RunError("a prompt has no tokens", "remove empty prompts from the data")
     return encoded, sorted(range(len(encoded)), key=lambda place: -len(encoded[place]))
 
 
@@ -196,8 +196,9 @@ def check_context(tokens: int, config: Any) -> None:
     context = getattr(config.get_text_config(), "max_position_embeddings", None)
     if context is not None and tokens > context:
         raise RunError(
-            f"a prompt and its answer have {tokens} tokens together, and the model reads {context}. Fix: lower "
-            "`generation.max_completion_length`, or `dataset.max_prompt_length`, which leaves rows out"
+            f"a prompt and its answer have {tokens} tokens together, and the model reads {context}",
+            "lower "
+            "`generation.max_completion_length`, or `dataset.max_prompt_length`, which leaves rows out",
         )
 
 

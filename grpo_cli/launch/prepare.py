@@ -57,7 +57,7 @@ class ResumeRequest:
 
     def __post_init__(self) -> None:
         if self.run_id is not None and self.source is not None:
-            raise UsageError("--run-id and --resume-from both name a run. Fix: remove one of them")
+            raise UsageError("--run-id and --resume-from both name a run", "remove one of them")
 
 
 @dataclass(frozen=True)
@@ -143,20 +143,20 @@ def _check_rendezvous(recipe: Recipe) -> None:
     launch = recipe.launch
     if launch.num_machines > 1 and None in (launch.main_process_ip, launch.main_process_port):
         raise UsageError(
-            f"{launch.num_machines} machines need launch.main_process_ip and main_process_port. "
-            "Fix: submit a job that sets them with --slurm, or give them with --set"
+            f"{launch.num_machines} machines need launch.main_process_ip and main_process_port",
+            "submit a job that sets them with --slurm, or give them with --set",
         )
     if recipe.generation.has_managed_server and launch.slurm and launch.slurm.server_nodes:
         raise UsageError(
-            "the recipe gives its vLLM server a node of a Slurm job (launch.slurm.server_nodes). Fix: submit it "
-            "with --slurm, or name a server with --set generation.vllm.base_url=…"
+            "the recipe gives its vLLM server a node of a Slurm job (launch.slurm.server_nodes)",
+            "submit it with --slurm, or name a server with --set generation.vllm.base_url=…",
         )
 
 
 def already_exists(folder: RunFolder) -> UsageError:
     """Return the error of a `--run-id` that is taken."""
     return UsageError(
-        f"the run {folder.path} exists already. Fix: resume it with --resume, or give another --run-id"
+        f"the run {folder.path} exists already", "resume it with --resume, or give another --run-id"
     )
 
 

@@ -71,8 +71,8 @@ def read_target(path: Path) -> tuple[RunFolder, int | None]:
         if checkpoint == path:
             return run, step
     raise UsageError(
-        f"{path} is neither a run folder nor a complete checkpoint in one. "
-        "Fix: name a folder under runs/<name>/, or one of its checkpoints/"
+        f"{path} is neither a run folder nor a complete checkpoint in one",
+        "name a folder under runs/<name>/, or one of its checkpoints/",
     )
 
 
@@ -92,15 +92,16 @@ def plan_resumption(
     if step is not None and step not in known:
         steps = ", ".join(map(str, known)) or "none"
         raise UsageError(
-            f"{run.path} has no checkpoint {step} (checkpoints: {steps}). Fix: name another"
+            f"{run.path} has no checkpoint {step} (checkpoints: {steps})", "name another"
         )
     if not known:
         return None
     step = max(known) if step is None else step
     if 0 < (planned := int(recipe.setting("max_steps") or 0)) < step:
         raise UsageError(
-            f"the run has done {step} steps, more than `training.max_steps: {planned}`. Fix: set `max_steps: "
-            f"{step}` to end it there, a higher one to train on, or name an earlier checkpoint with --resume-from"
+            f"the run has done {step} steps, more than `training.max_steps: {planned}`",
+            "set `max_steps: "
+            f"{step}` to end it there, a higher one to train on, or name an earlier checkpoint with --resume-from",
         )
     changed = list_changes(run, recipe, plan, force=force)
     if not force:
@@ -127,11 +128,10 @@ def list_changes(
     ]
     refused = [f"  {each}" for each in changed if not each.path.startswith(_FREE)]
     if refused and not force:
-        changes = "\n".join(refused)
         raise UsageError(
-            f"with this recipe {run.path} would not go on as it began:\n{changes}\n"
-            "Fix: undo these changes, start a run of its own without --resume, or --force to go on "
-            "with them"
+            f"with this recipe {run.path} would not go on as it began",
+            "undo these changes, start a run of its own without --resume, or --force to go on with them",
+            details=refused,
         )
     return changed
 
@@ -165,7 +165,8 @@ def begin_attempt(
     if alive := live_workers(run):
         raise UsageError(
             f"workers of the last attempt still finish their step in {run.path} (processes "
-            f"{', '.join(map(str, alive))}). Fix: wait for them, or end them"
+            f"{', '.join(map(str, alive))})",
+            "wait for them, or end them",
         )
     trained_s = StatusFile(run.status).read().seconds
     try:

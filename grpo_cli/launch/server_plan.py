@@ -284,7 +284,7 @@ def find_served(source: Path, checkpoint: str | None) -> Served:
     if (source / "resolved.json").is_file():
         return _of_run(RunFolder(source), checkpoint)
     if checkpoint is not None:
-        raise UsageError("--checkpoint names a checkpoint of a run. Fix: name a folder under runs/")
+        raise UsageError("--checkpoint names a checkpoint of a run", "name a folder under runs/")
     folder = source.absolute()
     if is_adapter(folder):
         return _of_export(folder, _read_base(folder), folder)
@@ -292,18 +292,18 @@ def find_served(source: Path, checkpoint: str | None) -> Served:
         return _of_export(folder, str(folder), None)
     if list(folder.glob("*.gguf")):
         raise UsageError(
-            f"{source} holds a GGUF file, which vLLM does not serve. "
-            f"Fix: ollama create {folder.name} -f {source}/Modelfile; or export as safetensors"
+            f"{source} holds a GGUF file, which vLLM does not serve",
+            f"ollama create {folder.name} -f {source}/Modelfile; or export as safetensors",
         )
-    raise UsageError(f"{source} is neither a run nor a model folder. Fix: name one of them")
+    raise UsageError(f"{source} is neither a run nor a model folder", "name one of them")
 
 
 def _read_base(adapter: Path) -> str:
     base = read_present_base(adapter)
     if base is None:
         raise UsageError(
-            f"{adapter}/adapter_config.json does not name its base model. "
-            "Fix: correct `base_model_name_or_path`, or export as safetensors"
+            f"{adapter}/adapter_config.json does not name its base model",
+            "correct `base_model_name_or_path`, or export as safetensors",
         )
     return base
 

@@ -89,16 +89,14 @@ def running(
     with log.open("wb") as out, _start(plan, out) as process:
         deadline = time.monotonic() + timeout_s
         while not answers(plan.health):
-            last_lines = f"Its last lines:\n{read_end(log)}"
+            last_lines = "Its last lines:", read_end(log)
             if process.poll() is not None:
-                raise RunError(
-                    f"the server ended with {process.returncode}. {last_lines}\nFix: see {log}"
-                )
+                seen = f"the server ended with {process.returncode}"
+                raise RunError(seen, f"see {log}", details=last_lines)
             if time.monotonic() > deadline:
-                raise RunError(
-                    f"the server did not answer within {timeout_s:.0f} s. {last_lines}\n"
-                    f"Fix: a longer --timeout, or see the log: {log}"
-                )
+                seen = f"the server did not answer within {timeout_s:.0f} s"
+                fix = f"a longer --timeout, or see the log: {log}"
+                raise RunError(seen, fix, details=last_lines)
             tell((read_end(log, 1) or "starting").strip()[:100])
             time.sleep(_POLL_S)
         yield process
@@ -176,7 +174,8 @@ class ServerWatch:
         fix = f"see {self._log}; what it was started with is in launch/plan.json"
         if _NO_LORA in read_end(self._log, _LAST_BYTES):
             fix = "set `generation.vllm.enable_lora: false`: vLLM takes no adapters for this model"
-        return f"the vLLM server {what}. Its last lines:\n{read_end(self._log)}\nFix: {fix}"
+        last_lines = "Its last lines:", read_end(self._log)
+        return str(RunError(f"the vLLM server {what}", fix, details=last_lines))
 
 
 @contextmanager
@@ -219,23 +218,24 @@ def check_server(
     """
     if not by_nccl and urlparse(address).hostname not in HERE:
         raise SetupError(
-            f"on a CPU the server reads weights from a folder, which {address} does not see. "
-            "Fix: run the server on this machine"
+            f"on a CPU the server reads weights from a folder, which {address} does not see",
+            "run the server on this machine",
         )
     _wait(address, command, wait_s, tell)
-    fix = f"Fix: start it as\n  {command}"
+    fix = f"start it as\n  {command}"
     config = _read(f"{address}{SERVER_INFO}?config_format=json").get("vllm_config")
     models = _read(f"{address}/v1/models").get("data")
     if not models:
         raise SetupError(
-            f"{address} does not answer as vLLM's server does. Fix: start one with\n  {command}"
+            f"{address} does not answer as vLLM's server does", f"start one with\n  {command}"
         )
     if not config:
         raise SetupError(
-            f"the server at {address} has no development endpoints, which training sends weights to. {fix}"
+            f"the server at {address} has no development endpoints, which training sends weights to",
+            fix,
         )
     if by_nccl and config.get("weight_transfer_config") is None:
-        raise SetupError(f"the server at {address} has no weight-transfer engine. {fix}")
+        raise SetupError(f"the server at {address} has no weight-transfer engine", fix)
     return list(_find_doubts(address, config, model, lora_rank, fix))
 
 
@@ -248,16 +248,16 @@ def _find_doubts(
     if lora_rank and lora.get("max_lora_rank", 0) < lora_rank:
         yield (
             f"the server at {address} takes no adapters of rank {lora_rank}: after each step it gets all weights, "
-            f"with the adapter merged. {fix}"
+            f"with the adapter merged. Fix: {fix}"
         )
     if mode not in (None, "processed_logprobs"):
         yield (
-            f"the server at {address} returns {mode}, which bias the correction for sampling with vLLM. {fix}"
+            f"the server at {address} returns {mode}, which bias the correction for sampling with vLLM. Fix: {fix}"
         )
     if served not in (None, model):
         yield (
             f"the server at {address} began with {served}, and training begins with {model}: the shapes "
-            f"have to be the same. {fix}"
+            f"have to be the same. Fix: {fix}"
         )
 
 
@@ -271,8 +271,9 @@ def _wait(address: str, command: str, wait_s: float, tell: Callable[[str], None]
         left = deadline - time.monotonic()
         if left <= 0:
             raise SetupError(
-                f"no vLLM server answers at {address} (waited {wait_s:.0f} s). Fix: start one with\n"
-                f"  {command}\nor leave `base_url` out, and `grpo train` runs one itself"
+                f"no vLLM server answers at {address} (waited {wait_s:.0f} s)",
+                "start one with\n"
+                f"  {command}\nor leave `base_url` out, and `grpo train` runs one itself",
             )
         time.sleep(min(2 * _POLL_S, left))
 

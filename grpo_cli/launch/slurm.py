@@ -156,17 +156,17 @@ def submit(plan: JobPlan, logs: Path) -> str:
         )
     except FileNotFoundError:
         raise SetupError(
-            "there is no sbatch on this machine. Fix: submit where Slurm is installed; "
-            "`--slurm --dry-run` prints the script anywhere"
+            "there is no sbatch on this machine",
+            "submit where Slurm is installed; `--slurm --dry-run` prints the script anywhere",
         ) from None
     if done.returncode:
         raise RunError(
-            f"sbatch refuses the job: {done.stderr.strip()} Fix: change `launch.slurm` in the recipe; "
-            "`--slurm --dry-run` prints the script"
+            f"sbatch refuses the job: {done.stderr.strip().rstrip('.')}",
+            "change `launch.slurm` in the recipe; `--slurm --dry-run` prints the script",
         )
     number = done.stdout.strip().partition(";")[0]
     if not number:
-        raise RunError("sbatch told no job's number. Fix: see with `squeue --me` whether it runs")
+        raise RunError("sbatch told no job's number", "see with `squeue --me` whether it runs")
     return number
 
 
@@ -212,8 +212,8 @@ def _directives(recipe: Recipe, slurm: SlurmConfig, request: JobRequest) -> Iter
 def _quote_directive(text: str) -> str:
     if not is_directive(text):
         raise UsageError(
-            f"sbatch cannot read {text!r}. Fix: use a path without double quotes, backslashes and "
-            "line breaks"
+            f"sbatch cannot read {text!r}",
+            "use a path without double quotes, backslashes and line breaks",
         )
     return text if _PLAIN.issuperset(text) else f'"{text}"'
 
@@ -268,8 +268,8 @@ def run_as_job(
     """
     if resume.wanted and resume.run_id is None:
         raise UsageError(
-            "a job resumes its own run by itself. Fix: name an earlier run with --run-id and --resume, "
-            "or remove --resume and --resume-from"
+            "a job resumes its own run by itself",
+            "name an earlier run with --run-id and --resume, or remove --resume and --resume-from",
         )
     given = overrides or []
     # A dry run may be made where nothing is installed.

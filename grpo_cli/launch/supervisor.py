@@ -147,10 +147,11 @@ def _find_stall(beats: BeatWatch, plan: LaunchPlan, folder: RunFolder) -> str | 
             os.kill(pid, signal.SIGUSR1)
     time.sleep(_STACKS_S)
     phase = StatusFile(folder.status).read().phase
-    return (
-        f"no progress for {format_duration(plan.stall_timeout_s)} while {phase}. The stacks of all workers "
-        f"are at the end of {folder.log}. Fix: what hangs there; `launch.stall_timeout_s` is how long to wait"
+    seen = (
+        f"no progress for {format_duration(plan.stall_timeout_s)} while {phase}. The stacks of all workers are at "
+        f"the end of {folder.log}"
     )
+    return str(RunError(seen, "what hangs there; `launch.stall_timeout_s` is how long to wait"))
 
 
 def _kill_all(process: "subprocess.Popen[bytes]", folder: RunFolder) -> None:
@@ -171,7 +172,7 @@ def _settle(
 ) -> Status:
     """Return the final status: what the workers wrote, or else what their end implies."""
     if not folder.path.is_dir():
-        raise RunError(f"the run folder {folder.path} was removed. Fix: start the run again")
+        raise RunError(f"the run folder {folder.path} was removed", "start the run again")
     file = StatusFile(folder.status)
     status = file.read()
     failure = _first_failure(folder)

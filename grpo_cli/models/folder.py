@@ -193,8 +193,8 @@ def read_present_base(adapter: Path) -> str | None:
     base = read_adapter_base(adapter)
     if base is not None and base.startswith("/") and not Path(base).is_dir():
         raise UsageError(
-            f"the adapter {adapter} was trained on {base}, which is not here. Fix: put that model there, or "
-            f"correct `base_model_name_or_path` in its {_ADAPTER_CONFIG}"
+            f"the adapter {adapter} was trained on {base}, which is not here",
+            f"put that model there, or correct `base_model_name_or_path` in its {_ADAPTER_CONFIG}",
         )
     return base
 
@@ -210,8 +210,9 @@ def read_vllm_rank(adapter: Path) -> int:
             feature = "an adapter on the vision part"
     if feature is not None:
         raise UsageError(
-            f"vLLM cannot load the adapter {adapter} ({feature}). Fix: export the run as safetensors (`grpo "
-            "export`) and name that, or use transformers (`grpo eval --backend transformers`, `grpo chat`)"
+            f"vLLM cannot load the adapter {adapter} ({feature})",
+            "export the run as safetensors (`grpo "
+            "export`) and name that, or use transformers (`grpo eval --backend transformers`, `grpo chat`)",
         )
     rank = int(config.get("r") or 8)
     return fitting_rank(rank) or rank
@@ -237,6 +238,7 @@ def refuse_sharded(folder: Path) -> None:
     if is_sharded(folder):
         step = folder.name.rpartition("-")[2]
         raise UsageError(
-            f"{folder} holds its weights in shards, one a process. Fix: make it whole first with "
-            f"`grpo export {folder.parent.parent} --checkpoint {step} --to DIR`, and name DIR"
+            f"{folder} holds its weights in shards, one a process",
+            "make it whole first with "
+            f"`grpo export {folder.parent.parent} --checkpoint {step} --to DIR`, and name DIR",
         )

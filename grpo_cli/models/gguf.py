@@ -64,7 +64,7 @@ def materialize_gguf(
         building = Path(tempfile.mkdtemp(prefix=".building-", dir=root))
     except OSError as error:
         fix = "set GRPO_CACHE to a folder that can be written"
-        raise SetupError(f"cannot write to {root}: {error}. Fix: {fix}") from error
+        raise SetupError(f"cannot write to {root}: {error}", fix) from error
     try:
         (convert or convert_gguf)(path, building)
         for file in building.iterdir():
@@ -102,14 +102,13 @@ def convert_gguf(path: Path, folder: Path) -> None:
             tokenizer.save_pretrained(folder)
     except ImportError as error:
         message = "reading a GGUF file needs the `gguf` package"
-        raise SetupError(f"{message}. Fix: {install_extra('gguf')}") from error
+        raise SetupError(message, f"{install_extra('gguf')}") from error
     except (ValueError, KeyError, IndexError) as error:
         why = str(error).rstrip(".")
         fix = "download the file again (it may be cut short), or use the model's safetensors"
         if "not supported" in why:
             fix = "name a folder with the model's safetensors; transformers cannot read this GGUF"
-        message = f"{path} cannot be converted: {why}. Fix: {fix}"
-        raise SetupError(message, "model.path") from error
+        raise SetupError(f"{path} cannot be converted: {why}", fix, "model.path") from error
 
 
 def _rebuild(loaded: Any, tokenizer: Any, special: _SpecialTokens) -> Any:

@@ -393,8 +393,8 @@ def load_adapter(model: Any, adapter: Path, base: str, *, is_trainable: bool = F
     except (RuntimeError, ValueError, KeyError, TypeError, OSError, SafetensorError) as error:
         sentence = shorten(" ".join(str(error).split()), 400, placeholder=" …").rstrip(".")
         raise UsageError(
-            f"the adapter {adapter} does not fit {base}: {sentence}. "
-            "Fix: put it on the model that it was trained on, or download it again"
+            f"the adapter {adapter} does not fit {base}: {sentence}",
+            "put it on the model that it was trained on, or download it again",
         ) from error
 
 
@@ -431,9 +431,9 @@ def _precision_options(model: ModelConfig, cuda: bool) -> dict[str, Any]:
     what = f"model.quantization: {model.quantization}"
     if not cuda:
         fix = "run on a machine with a GPU, or remove `quantization`"
-        raise SetupError(f"{what} needs a CUDA device, and there is none. Fix: {fix}")
+        raise SetupError(f"{what} needs a CUDA device, and there is none", fix)
     if importlib.util.find_spec("bitsandbytes") is None:
-        raise SetupError(f"{what} needs bitsandbytes. Fix: {install_extra('quantization')}")
+        raise SetupError(f"{what} needs bitsandbytes", f"{install_extra('quantization')}")
     if model.quantization == "8bit":
         return {"dtype": dtype, "quantization_config": BitsAndBytesConfig(load_in_8bit=True)}
     config = BitsAndBytesConfig(

@@ -53,9 +53,7 @@ def load_processor(model: ModelConfig) -> Any:
             named = re.search(r"torchvision|num2words", str(error).lower())
             package = named[0] if named else "pillow"
             message = f"the processor of {model.path} needs {package}, which is not installed"
-            raise SetupError(
-                f"{message}. Fix: {pip(f'install {package}')}", "model.path"
-            ) from error
+            raise SetupError(message, pip(f"install {package}"), path="model.path") from error
     if not isinstance(processor, ProcessorMixin) or not hasattr(processor, "image_processor"):
         message = f"{model.path} has no processor for images"
         fix = "put its processor_config.json or preprocessor_config.json beside config.json"

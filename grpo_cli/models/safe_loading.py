@@ -75,8 +75,9 @@ def unpickling_error(checkpoint: Path, error: pickle.UnpicklingError) -> RunErro
     """Return the refusal of a checkpoint that cannot be read with `weights_only`."""
     return RunError(
         f"{checkpoint} is not unpickled, since it holds more than tensors and plain values, or is damaged "
-        f"({unpickling_reason(error)}). Fix: take another checkpoint; if you trust whoever wrote this one, "
-        "--trust-checkpoint reads it anyway, and runs what it holds"
+        f"({unpickling_reason(error)})",
+        "take another checkpoint; if you trust whoever wrote this one, "
+        "--trust-checkpoint reads it anyway, and runs what it holds",
     )
 
 

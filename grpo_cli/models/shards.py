@@ -49,8 +49,7 @@ def _read_deepspeed(folder: Path, *, only_trained: bool) -> dict[str, Any]:
         from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
     except ImportError:
         fix = install_extra("deepspeed")
-        message = f"{folder} is DeepSpeed's, and deepspeed is not installed. Fix: {fix}"
-        raise SetupError(message) from None
+        raise SetupError(f"{folder} is DeepSpeed's, and deepspeed is not installed", fix) from None
     try:
         with contextlib.redirect_stdout(sys.stderr):
             return dict(
@@ -120,16 +119,16 @@ def _fill_adapters(model: Any, state: dict[str, Any]) -> set[str]:
 
 def _unfit(source: Path, model: ModelConfig, seen: str) -> RunError:
     return RunError(
-        f"{source} does not fit {model.path}: {seen}. "
-        "Fix: another checkpoint, or the model that the run began with"
+        f"{source} does not fit {model.path}: {seen}",
+        "another checkpoint, or the model that the run began with",
     )
 
 
 def _torn(shards: Path, cause: BaseException | str) -> RunError:
     sentence = _shorten(cause) or type(cause).__name__
     return RunError(
-        f"the shards in {shards} cannot be read: {sentence}. "
-        "Fix: copy the checkpoint again with the shards of every process, or take an earlier one"
+        f"the shards in {shards} cannot be read: {sentence}",
+        "copy the checkpoint again with the shards of every process, or take an earlier one",
     )
 
 

@@ -36,8 +36,8 @@ class TeacherServer:
             """What the server calls its model."""
         except (RunError, LookupError, TypeError, ValueError) as error:
             raise SetupError(
-                f"no vLLM server with the teacher answers at {address} ({error}). "
-                "Fix: start one with `vllm serve TEACHER`, or correct `teacher.base_url`"
+                f"no vLLM server with the teacher answers at {address} ({error})",
+                "start one with `vllm serve TEACHER`, or correct `teacher.base_url`",
             ) from error
 
     def check_tokenizer(self, tokenizer: Any) -> None:
@@ -51,7 +51,8 @@ class TeacherServer:
         if answer["prompt"] != tokenizer.decode(ids):
             raise SetupError(
                 f"the teacher at {self.address}, {self.model}, has another tokenizer than the model, so it cannot "
-                "tell how likely tokens are. Fix: serve a teacher of the same family of models"
+                "tell how likely tokens are",
+                "serve a teacher of the same family of models",
             )
 
     def read(
@@ -95,8 +96,8 @@ class TeacherServer:
             )
         except httpx.HTTPError as error:
             raise RunError(
-                f"the teacher at {self.address} does not answer: {error or type(error).__name__}. "
-                "Fix: start it again, then go on with `--resume`"
+                f"the teacher at {self.address} does not answer: {error or type(error).__name__}",
+                "start it again, then go on with `--resume`",
             ) from error
         if answer.is_error:
             raise RunError(

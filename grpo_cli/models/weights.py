@@ -24,7 +24,7 @@ def check_names(path: str, model: Any, missing: Iterable[str], unexpected: Itera
                 f"config.json leaves out layers of {path}: {len(extra)} weights, such as {extra[0]}"
             )
             fix = "correct the number of layers in config.json"
-            raise SetupError(f"{message}. Fix: {fix}", "model.path")
+            raise SetupError(message, fix, path="model.path")
         return
     message = f"{path} lacks {len(absent)} of its weights, such as {absent[0]}"
     if others:
@@ -40,7 +40,7 @@ def check_names(path: str, model: Any, missing: Iterable[str], unexpected: Itera
             "download it again, or name a model that was saved with its language-modelling head; if it shares "
             "that with the embeddings, set `tie_word_embeddings: true` in config.json"
         )
-    raise SetupError(f"{message}. Fix: {fix}", "model.path")
+    raise SetupError(message, fix, path="model.path")
 
 
 def _any_layer(name: str) -> str:
@@ -60,7 +60,7 @@ def check_sizes(path: str, mismatched: Iterable[tuple[str, Iterable[int], Iterab
         f"{name} is {stored}, and should be {expected}"
     )
     fix = "correct config.json (hidden_size, vocab_size, …), or download both again"
-    raise SetupError(f"{message}. Fix: {fix}", "model.path")
+    raise SetupError(message, fix, path="model.path")
 
 
 def check_values(path: str, model: Any) -> None:
@@ -86,7 +86,7 @@ def sample_values(path: str, folder: Path) -> None:
 
 def _refused_values(path: str, name: str, key: str = "model.path") -> SetupError:
     fix = "download the weights again, or name an earlier checkpoint of their training"
-    return SetupError(f"{path} has NaN or infinite values in {name}. Fix: {fix}", key)
+    return SetupError(f"{path} has NaN or infinite values in {name}", fix, path=key)
 
 
 def check_adapter_values(adapter: Path) -> None:

@@ -143,16 +143,16 @@ def _explained(action: str, recipe: Recipe) -> Iterator[None]:
         size = recipe.training.per_device_train_batch_size
         raise RunError(
             f"{action} ran out of memory with per_device_train_batch_size {size}: "
-            f"{str(error).split('. ')[0]}. Fix: lower it and raise gradient_accumulation_steps, or see what "
-            "needs most under `cost`"
+            f"{str(error).split('. ')[0]}",
+            "lower it and raise gradient_accumulation_steps, or see what needs most under `cost`",
         ) from error
     except Exception as error:
         if os.environ.get("GRPO_DEBUG") == "1":
             raise
         sentence = " ".join(str(error).split())[:300]
         raise RunError(
-            f"{action} failed: {type(error).__name__}: {sentence}. "
-            "Fix: see the findings above; GRPO_DEBUG=1 shows the traceback"
+            f"{action} failed: {type(error).__name__}: {sentence}",
+            "see the findings above; GRPO_DEBUG=1 shows the traceback",
         ) from error
 
 

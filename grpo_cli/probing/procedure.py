@@ -146,13 +146,11 @@ class Session:
             # Names of parameters alone are relative to the entry of the recipe that failed.
             path = error.path if "." in error.path else path
             issue = error.as_issue(path, level=level, subject=subject)
-            first, _, rest = issue.seen.strip().partition("\n")
-            last = rest.rpartition("\n")[2].strip()
-            fix = issue.fix.partition("\n")[0]
-            fix = fix or f"correct it, and try it alone: grpo rewards test {self.probe.recipe}"
+            fix = (
+                issue.fix or f"correct it, and try it alone: grpo rewards test {self.probe.recipe}"
+            )
             why = why or "the same error would end the training"
-            seen = first if last in first else f"{first} {last}"
-            self.add([replace(issue, seen=seen, fix=fix, why=why)])
+            self.add([replace(issue, fix=fix, why=why, details=())])
         except HangError as error:
             why = "a training would wait for it"
             self.add([replace(error.issue, level=level, subject=subject, why=why)])

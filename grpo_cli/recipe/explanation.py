@@ -15,6 +15,8 @@ from grpo_cli.recipe.yaml_tree import Node
 Path = tuple[str | int, ...]
 _LISTED = 12
 """Valid keys that a message names."""
+UNKNOWN = "unknown key"
+"""The kind of an issue about a key that the schema does not have."""
 _UNKNOWN = "extra_forbidden"
 """Pydantic's word for a key that the schema does not have."""
 _MAPPING = "a mapping (`key: value` lines)"
@@ -125,7 +127,7 @@ def unknown_key(tree: Node, path: Path, valid: Sequence[str], hint: str | None =
     if node is not None and isinstance(node.value, dict) and node.value.keys() & {*valid}:
         keys = ", ".join(node.value)
         fix = f"write its keys ({keys}) one level up, in place of `{name}`"
-        return Issue(f"unknown key `{name}`", fix, dotted(path), where)
+        return Issue(f"unknown key `{name}`", fix, dotted(path), where, kind=UNKNOWN)
     other = _OTHER_NAMES.get(name)
     longer = [each for each in valid if each.endswith(f"_{name}")]
     if (
@@ -139,7 +141,7 @@ def unknown_key(tree: Node, path: Path, valid: Sequence[str], hint: str | None =
         more = " and others (all: `grpo schema`)" if len(names) > _LISTED else ""
         owner = f"`{dotted(path[:-1])}`" if path[1:] else "a recipe"
         fix = f"remove it; {owner} takes {', '.join(names[:_LISTED])}{more}"
-    return Issue(f"unknown key `{name}`", fix, dotted(path), where)
+    return Issue(f"unknown key `{name}`", fix, dotted(path), where, kind=UNKNOWN)
 
 
 def _existing_path(tree: Node, at: Path, steps: Path, kind: str) -> Path:

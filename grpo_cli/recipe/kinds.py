@@ -83,9 +83,9 @@ def load_kind(
         params = entry.load()
     except Exception as error:  # a package's own code raises anything
         raise error_type(
-            f"{source} cannot be imported: {error!r:.300}. Fix: update or remove that package"
+            f"{source} cannot be imported: {error!r:.300}", "update or remove that package"
         ) from error
     if not (inspect.isclass(params) and issubclass(params, bases)):
         names = " or ".join(base.__name__ for base in bases)
-        raise error_type(f"{source} is not a {names}. Fix: name a subclass of it there")
+        raise error_type(f"{source} is not a {names}", "name a subclass of it there")
     return params

@@ -36,14 +36,14 @@ def write_report(runs: Sequence[Path], output: Path | None, *, force: bool = Fal
     own = opened[0].folder.report
     target = output or (own if len(opened) == 1 else Path("report.html"))
     if target.exists() and target.resolve() != own.resolve() and not force:
-        raise UsageError(f"{target} exists. Fix: another --output, or --force to replace it")
+        raise UsageError(f"{target} exists", "another --output, or --force to replace it")
     plotly = read_plotly()
     page = _render(opened, plotly)
     try:
         write_text(target, page)
     except OSError as error:
         raise UsageError(
-            f"{target} cannot be written ({error.strerror}). Fix: another --output"
+            f"{target} cannot be written ({error.strerror})", "another --output"
         ) from None
     return target
 
@@ -53,7 +53,7 @@ def read_plotly() -> str:
     try:
         from plotly.offline import get_plotlyjs
     except ImportError as error:
-        raise SetupError(f"plotly is not installed. Fix: {install_extra('report')}") from error
+        raise SetupError("plotly is not installed", f"{install_extra('report')}") from error
     return str(get_plotlyjs())
 
 

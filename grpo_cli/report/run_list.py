@@ -50,7 +50,7 @@ def list_runs(
     for state in chosen:
         _check(state, STATES, "--state")
     if not root.is_dir():
-        raise UsageError(f"there is no folder {root}. Fix: say where runs are with --runs DIR")
+        raise UsageError(f"there is no folder {root}", "say where runs are with --runs DIR")
     runs = [Run(folder) for folder in list_folders(root) if _is_called(folder, name)]
     runs.sort(key=_started_at, reverse=True)
     if sort == "started" and not chosen:
@@ -112,7 +112,7 @@ def _check(value: str, known: Iterable[str], flag: str) -> None:
     if value not in known:
         close = nearest(value, known)
         hint = f"{flag} {close}" if close else f"one of {', '.join(known)}"
-        raise UsageError(f"{flag} {value}: there is none. Fix: {hint}")
+        raise UsageError(f"{flag} {value}: there is none", hint)
 
 
 def _is_called(folder: RunFolder, pattern: str | None) -> bool:

@@ -37,13 +37,13 @@ def try_recipe(
     recipe = checked.recipe
     if not recipe.rewards and recipe.is_sampled:
         raise UsageError(
-            "there is nothing to test: the recipe has a teacher and no rewards. "
-            "Fix: add some; with `weight: 0` they only measure"
+            "there is nothing to test: the recipe has a teacher and no rewards",
+            "add some; with `weight: 0` they only measure",
         )
     if not recipe.is_sampled:
         raise UsageError(
-            "there is nothing to test: with `dataset.kind: scored` the rewards are in the rows. "
-            "Fix: use `grpo check`, which reads them"
+            "there is nothing to test: with `dataset.kind: scored` the rewards are in the rows",
+            "use `grpo check`, which reads them",
         )
     on_progress("loading the data")
     data = read_training_rows(recipe)
@@ -56,8 +56,8 @@ def try_recipe(
         rewards = build_rewards(recipe.rewards, context)
     if all(reward.meta.needs_episode for reward in rewards):
         raise UsageError(
-            "there is nothing to test: the rewards score whole episodes, not answers. "
-            "Fix: use `grpo env test`, which plays some without a model"
+            "there is nothing to test: the rewards score whole episodes, not answers",
+            "use `grpo env test`, which plays some without a model",
         )
     result = try_rewards(
         rewards,

@@ -282,8 +282,8 @@ def _render_answer(template: str, row: Mapping[str, Any]) -> str:
         return environment().from_string(template).render(row)
     except Exception as error:  # a user's own template raises anything
         raise UsageError(
-            f"--answer {template!r} fails: {error} (columns: {', '.join(row)}). "
-            "Fix: write a text, in which {{ name }} stands for a column"
+            f"--answer {template!r} fails: {error} (columns: {', '.join(row)})",
+            "write a text, in which {{ name }} stands for a column",
         ) from error
 
 

@@ -21,7 +21,7 @@ from grpo_cli.rewards.contract import (
     Score,
     TimeLimit,
 )
-from grpo_cli.rewards.failures import describe_build_failure
+from grpo_cli.rewards.failures import explain_build
 from grpo_cli.rewards.registry import find_kind, kind_names
 from grpo_cli.rewards.scoring import (
     Condition,
@@ -106,7 +106,7 @@ def name_rewards(configs: Sequence[RewardConfig]) -> list[str]:
     counts = Counter(config.name for config in configs if config.name is not None)
     repeated = [name for name, count in counts.items() if count > 1]
     if repeated:
-        raise RewardError(f"two rewards have the name {repeated[0]!r}. Fix: rename one of them")
+        raise RewardError(f"two rewards have the name {repeated[0]!r}", "rename one of them")
     taken = set(counts)
     names = []
     for config in configs:
@@ -132,11 +132,11 @@ def _build_reward(
             refuse(params, context)
         scorer = params.build(context)
     except (RewardError, SetupError) as error:
-        raise type(error)(f"reward {name!r} ({config.kind}): {error}", error.path) from error
+        raise error.about(f"reward {name!r} ({config.kind})") from error
     except (Exception, SystemExit) as error:
         key = "path" if config.kind == "python" else ""
         subject = f"reward {name!r} ({config.kind})"
-        raise RewardError(describe_build_failure(subject, error), key) from error
+        raise explain_build(RewardError, subject, error, key) from error
     return Reward(
         name,
         config.weight,
@@ -171,7 +171,7 @@ def _read_params(config: RewardConfig, name: str) -> RewardParams:
     params = find_kind(config.kind)
     if params is None:
         fix = f"use one of {', '.join(kind_names())}"
-        raise RewardError(f"reward {name!r}: there is no kind {config.kind!r}. Fix: {fix}")
+        raise RewardError(f"reward {name!r}: there is no kind {config.kind!r}", fix)
     try:
         return params.model_validate(config.params)
     except ValidationError as error:
@@ -189,8 +189,9 @@ def _time_limit(config: RewardConfig, reward: Reward) -> TimeLimit | None:
     if limit is not None and has_state(reward):
         raise RewardError(
             f"reward {reward.name!r} has a state, and `timeout_s` scores in several processes that would have one "
-            "each. Fix: remove `timeout_s`, or state_dict() and load_state_dict()",
-            "timeout_s",
+            "each",
+            "remove `timeout_s`, or state_dict() and load_state_dict()",
+            path="timeout_s",
         )
     return limit
 
@@ -226,10 +227,10 @@ class _LimitedScorer:
             reason = f"ended the process that scored it ({outcome})"
         if self.limit.late_score is not None:
             return Score(self.limit.late_score, reason, late=True)
-        path = ""
+        error = RewardError(reason)
         if late:
-            path, reason = "timeout_s", f"{reason}. Fix: raise `timeout_s`, or let it return sooner"
-        failure = self.reward.failure(batch, [row], RewardError(reason, path))
+            error = RewardError(reason, "raise `timeout_s`, or let it return sooner", "timeout_s")
+        failure = self.reward.failure(batch, [row], error)
         failure.late = late
         return failure
 
@@ -270,4 +271,5 @@ def _score_in_worker(name: str, build: Callable[[], Reward], batch: Batch) -> Sc
     try:
         return _worker_reward(name, build).try_score(batch)[0]
     except (GrpoError, KeyboardInterrupt) as error:
-        return DescribedError(str(error) or repr(error))
+        own = error if isinstance(error, GrpoError) else RewardError(repr(error))
+        return DescribedError(own.seen, own.fix, own.path, own.details)

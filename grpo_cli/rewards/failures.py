@@ -5,9 +5,9 @@ import re
 import sysconfig
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from grpo_cli.errors import RewardError
+from grpo_cli.errors import GrpoError, RewardError
 
 _IMPORT_FIXES: tuple[tuple[type[BaseException], str], ...] = (
     (ModuleNotFoundError, "install the package that has this module, or correct the import"),
@@ -19,6 +19,7 @@ _IMPORT_FIXES: tuple[tuple[type[BaseException], str], ...] = (
     (EOFError, 'put what reads standard input under `if __name__ == "__main__":`'),
     (BaseException, "correct what the last line of the traceback names"),
 )
+Failure = TypeVar("Failure", bound=GrpoError)
 _HIDDEN = (
     str(Path(__file__).parents[1]),
     str(Path(os.__file__).parent / "asyncio"),
@@ -28,12 +29,12 @@ _HIDDEN = (
 _LIBRARIES = (str(Path(os.__file__).parent), sysconfig.get_path("purelib"))
 
 
-def describe_build_failure(subject: str, error: BaseException) -> str:
-    """Return the message of a reward, tool or environment whose own code failed while it was imported."""
+def explain_build(kind: type[Failure], subject: str, error: BaseException, path: str) -> Failure:
+    """Return the error of a reward, tool or environment whose own code failed while it was imported."""
     line, summary = find_line(error), summarize(error).rstrip(".")
     where = f" ({line})" if line else ""
-    head = f"{subject} could not be loaded{where}: {summary}. Fix: {import_fix(error)}"
-    return "\n".join([head, *format_trace(error)])
+    seen = f"{subject} could not be loaded{where}: {summary}"
+    return kind(seen, import_fix(error), path, format_trace(error))
 
 
 def find_line(error: BaseException) -> str:
@@ -74,7 +75,7 @@ def import_fix(error: BaseException) -> str:
 def summarize(error: BaseException) -> str:
     """Return the type and the message of an error; the message alone of one of our own."""
     if isinstance(error, RewardError):
-        return str(error)
+        return error.seen
     return traceback.format_exception_only(error)[-1].strip()
 
 

@@ -94,7 +94,7 @@ def register_reward(params: Params) -> Params:
     """
     kind = getattr(params, "kind", None)
     if not isinstance(kind, str) or kind in BUILT_IN:
-        raise RewardError(f"{params.__name__}.kind is {kind!r}. Fix: give it a name of its own")
+        raise RewardError(f"{params.__name__}.kind is {kind!r}", "give it a name of its own")
     _registered[kind] = _check_hooks(params)
     location = [_import_folder(params.__module__), params.__module__, params.__qualname__]
     os.environ[_REGISTERED_ENV] = json.dumps({**_inherited(), kind: location})
@@ -107,8 +107,9 @@ def _check_hooks(params: Params) -> Params:
     if former:
         raise RewardError(
             f"the reward kind {params.__name__} is written for an earlier version of grpo: it defines "
-            f"{', '.join(former)}. Fix: write these as `meta`, `columns` and `gold` (docs/own-reward.md has an "
-            "example), or install the version that the kind was written for"
+            f"{', '.join(former)}",
+            "write these as `meta`, `columns` and `gold` (docs/own-reward.md has an "
+            "example), or install the version that the kind was written for",
         )
     return params
 
@@ -123,7 +124,8 @@ def _import_inherited(kind: str) -> type[RewardParams]:
     if module == "__main__":
         raise RewardError(
             f"the class of reward kind {kind!r} stands in a notebook or script, which other processes cannot "
-            "import. Fix: move it to a file, and register it from there"
+            "import",
+            "move it to a file, and register it from there",
         )
     if folder not in sys.path:
         sys.path.append(folder)
@@ -153,5 +155,5 @@ def describe_kind(kind: str) -> KindDescription:
     if params is None:
         close = nearest(kind, kind_names())
         hint = f"grpo rewards show {close}" if close else f"choose one of {', '.join(kind_names())}"
-        raise UsageError(f"there is no reward kind `{kind}`. Fix: {hint}")
+        raise UsageError(f"there is no reward kind `{kind}`", hint)
     return describe(kind, params)

@@ -12,7 +12,7 @@ from functools import cached_property
 from numbers import Real
 from typing import Any, Literal
 
-from grpo_cli.errors import RewardError
+from grpo_cli.errors import GrpoError, RewardError
 from grpo_cli.recipe.dataset import IMAGES
 from grpo_cli.rewards.contract import (
     EPISODE,
@@ -47,7 +47,7 @@ _MOST_ROWS = 5
 """Rows named of those that fail."""
 _SHOWN = 300
 """Characters shown of a prompt or completion."""
-_FIX = 'Fix: write an expression on columns, such as when: task == "math"'
+_FIX = 'write an expression on columns, such as when: task == "math"'
 
 Clip = tuple[float, float] | None
 """Lowest and highest score; None leaves scores as they are."""
@@ -102,7 +102,7 @@ class Condition:
         except TemplateSyntaxError as error:
             reason = (error.message or "").rstrip(".")
             seen = f"`when` cannot be read: `{self.text:.200}` is not one expression ({reason})"
-            raise RewardError(f"{seen}. {_FIX}") from error
+            raise RewardError(seen, _FIX) from error
         return frozenset(each.name for each in parsed.find_all(nodes.Name)) - {"range"}
 
     def holds(self, batch: Batch, row: int) -> bool:
@@ -113,7 +113,8 @@ class Condition:
         except Exception as error:  # an expression is a user's code: it raises anything
             raise RewardError(
                 f"`when: {self.text}` fails on {batch.row_name(row)}: {error} "
-                f"(columns: {', '.join(batch.columns)}). {_FIX}"
+                f"(columns: {', '.join(batch.columns)})",
+                _FIX,
             ) from error
 
     @cached_property
@@ -198,8 +199,8 @@ class Reward:
             results = list(self.scorer(batch))
             if len(results) != size:
                 raise DescribedError(
-                    f"{self} returned {len(results)} scores for {size} completions. "
-                    "Fix: return one number a completion"
+                    f"{self} returned {len(results)} scores for {size} completions",
+                    "return one number a completion",
                 )
         except KeyboardInterrupt as error:
             # Never forgiven: it may be the user who asks to stop.
@@ -224,23 +225,23 @@ class Reward:
             what, inputs = f"{name}{empty}", _inputs(batch, row)
             if others:
                 what += f" (also on {', '.join(others)})"
-        head = f"{self} failed on {what}{self._explain(batch, row or 0, error)}"
+        where = ", ".join(filter(None, (self.path, find_line(error))))
+        seen = f"{self} failed on {what}{f' ({where})' if where else ''}: {summarize(error)}"
         path = ".".join(filter(None, (self.path, getattr(error, "path", ""))))
-        failure = DescribedError("\n".join([head, *inputs, *format_trace(error)]), path)
+        fix = self._find_fix(batch, row or 0, error)
+        failure = DescribedError(seen, fix, path, [*inputs, *format_trace(error)])
         failure.row_id = None if row is None else batch.columns.get("row_id", {row: None})[row]
         failure.__cause__ = error
         return failure
 
-    def _explain(self, batch: Batch, row: int, error: BaseException) -> str:
-        """Return where a reward failed, why, and what most often is the cause."""
-        where = ", ".join(filter(None, (self.path, find_line(error))))
-        text = f" ({where}): {summarize(error)}" if where else f": {summarize(error)}"
+    def _find_fix(self, batch: Batch, row: int, error: BaseException) -> str:
+        """Return what most often mends a reward that failed so; empty if nothing does."""
         named = [each for each in self.params.columns().named if each in batch.columns]
         empty = [name for name in named if batch.columns[name][row] is None]
         if "'NoneType'" in str(error) and empty:
-            return f"{text}. Fix: fill the column `{empty[0]}` there, or leave such rows out"
-        fix = failure_fix(error, batch.completions[row])
-        return f"{text}. Fix: {fix}" if fix else text
+            return f"fill the column `{empty[0]}` there, or leave such rows out"
+        own = error.fix if isinstance(error, GrpoError) else ""
+        return own or failure_fix(error, batch.completions[row])
 
     def _applying(self, batch: Batch) -> list[int]:
         rows = range(len(batch.completions))
@@ -249,7 +250,7 @@ class Reward:
         try:
             return [row for row in rows if self.condition.holds(batch, row)]
         except RewardError as error:
-            raise RewardError(f"{self}: {error}") from error
+            raise error.about(str(self)) from error
 
     def _settle(self, result: Score | RewardError) -> Score:
         if not isinstance(result, Score):
@@ -257,7 +258,7 @@ class Reward:
                 raise result
             value = 0.0 if self.on_error == "zero" else None
             late = isinstance(result, DescribedError) and result.late
-            result = Score(value, str(result).partition("\n")[0], failed=True, late=late)
+            result = Score(value, result.headline, failed=True, late=late)
         if result.value is None:
             return result
         return result._replace(value=clip_score(result.value, self.clip))
@@ -290,11 +291,9 @@ class Reward:
         if inspect.iscoroutine(result.value):
             result.value.close()
             fix = "await what it returns: make the function `async`"
-        head = (
-            f"{self} returned {shorten(repr(result.value), 80)} for {batch.row_name(row)}, which {fault}. "
-            f"Fix: {fix}"
-        )
-        return DescribedError("\n".join([head, *_inputs(batch, row)]))
+        shown = shorten(repr(result.value), 80)
+        seen = f"{self} returned {shown} for {batch.row_name(row)}, which {fault}"
+        return DescribedError(seen, fix, details=_inputs(batch, row))
 
 
 def as_float(value: Any) -> float | None:
@@ -362,6 +361,6 @@ def read_state(reward: Reward) -> Any:
         other = isinstance(error, pickle.UnpicklingError)
         why = "it holds objects of other classes" if other else f"{error!r:.300}"
         raise RewardError(
-            f"the state of reward {reward.name!r} cannot be kept in a checkpoint: {why}. Fix: let its "
-            "state_dict() return numbers, texts, lists, dicts, sets and tensors"
+            f"the state of reward {reward.name!r} cannot be kept in a checkpoint: {why}",
+            "let its state_dict() return numbers, texts, lists, dicts, sets and tensors",
         ) from error

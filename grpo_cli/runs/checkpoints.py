@@ -59,21 +59,22 @@ def check_resumable(
     """
     if not any((checkpoint / name).exists() for name in _OPTIMIZERS):
         raise UsageError(
-            f"{checkpoint} holds no optimizer, so the training would start with a fresh one. "
-            "Fix: take another checkpoint; they hold it unless `training.save_only_model` is set"
+            f"{checkpoint} holds no optimizer, so the training would start with a fresh one",
+            "take another checkpoint; they hold it unless `training.save_only_model` is set",
         )
     names = ["rng_state.pth"] if ranks is None else [f"rng_state_{rank}.pth" for rank in ranks]
     missing = [name for name in names if not (checkpoint / name).is_file()]
     if missing:
         raise UsageError(
-            f"{checkpoint} lacks {', '.join(missing)}, the random state of a process. Fix: copy it there "
-            "from the machine that wrote it, or take another checkpoint; --force resumes without it"
+            f"{checkpoint} lacks {', '.join(missing)}, the random state of a process",
+            "copy it there "
+            "from the machine that wrote it, or take another checkpoint; --force resumes without it",
         )
     if needs_reference and not (checkpoint / REFERENCE).is_file():
         raise UsageError(
             f"{checkpoint} lacks {REFERENCE}, the reference model that `training.sync_ref_model` has changed; "
-            "fsdp2 and zero3 do not save it, nor did earlier versions. Fix: start a new run; --force resumes "
-            "with the initial reference model"
+            "fsdp2 and zero3 do not save it, nor did earlier versions",
+            "start a new run; --force resumes with the initial reference model",
         )
 
 
@@ -85,8 +86,8 @@ def find_trained(run: RunFolder, checkpoint: str | None) -> list[tuple[str, Path
     if checkpoint is None:
         if not run.model.is_dir():
             raise UsageError(
-                f"{run.path} has no final model{_list_checkpoints(run)}. "
-                "Fix: name a checkpoint with --checkpoint N, or finish the run"
+                f"{run.path} has no final model{_list_checkpoints(run)}",
+                "name a checkpoint with --checkpoint N, or finish the run",
             )
         return [("final", run.model)]
     known = whole_checkpoints(run)
@@ -97,13 +98,13 @@ def find_trained(run: RunFolder, checkpoint: str | None) -> list[tuple[str, Path
         chosen = [*known][-1:]
     if not known:
         raise UsageError(
-            f"{run.path} has no complete checkpoint. Fix: leave --checkpoint out for the final model, "
-            "or train with `training.save_steps`"
+            f"{run.path} has no complete checkpoint",
+            "leave --checkpoint out for the final model, or train with `training.save_steps`",
         )
     if not chosen:
         raise UsageError(
-            f"{run.path} has no checkpoint `{checkpoint}`{_list_checkpoints(run)}. "
-            "Fix: --checkpoint N, all or best"
+            f"{run.path} has no checkpoint `{checkpoint}`{_list_checkpoints(run)}",
+            "--checkpoint N, all or best",
         )
     return [(f"checkpoint-{step}", known[step]) for step in chosen]
 
@@ -112,7 +113,7 @@ def find_model(run: RunFolder, checkpoint: str | None) -> tuple[str, Path]:
     """Return one model of a run as `find_trained` does; raises `UsageError` for `all` too."""
     if checkpoint == "all":
         listed = _list_checkpoints(run)
-        raise UsageError(f"one model is taken at a time{listed}. Fix: --checkpoint N or best")
+        raise UsageError(f"one model is taken at a time{listed}", "--checkpoint N or best")
     (model,) = find_trained(run, checkpoint)
     return model
 
@@ -125,9 +126,9 @@ def find_best(run: RunFolder, known: Mapping[int, Path]) -> tuple[str, Path]:
         if path.name == name:
             return name, path
     raise UsageError(
-        f"{run.path} does not say which checkpoint is best{_list_checkpoints(run)}. "
-        "Fix: --checkpoint N; a run that evaluates while it trains (`evaluation.during`, or "
-        "`training.eval_strategy`) knows it"
+        f"{run.path} does not say which checkpoint is best{_list_checkpoints(run)}",
+        "--checkpoint N; a run that evaluates while it trains (`evaluation.during`, or "
+        "`training.eval_strategy`) knows it",
     )
 
 

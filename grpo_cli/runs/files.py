@@ -142,7 +142,7 @@ def damaged(path: Path, error: OSError | ValueError, fix: str) -> UsageError:
             seen = f"{f'`{where}`' if where else 'it'} is {value}, not an object"
         elif first["type"] == "missing":
             seen = f"`{where}` is missing"
-    return UsageError(f"{path} is damaged: {seen}. Fix: {fix}")
+    return UsageError(f"{path} is damaged: {seen}", fix)
 
 
 def read_tensors_header(path: Path) -> tuple[int, dict[str, tuple[int, ...]]]:
@@ -182,6 +182,6 @@ def lock_folder(folder: Path, work: str) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UsageError(
-                f"another command is {work} in {folder}. Fix: wait for it, or stop it"
+                f"another command is {work} in {folder}", "wait for it, or stop it"
             ) from None
         yield

@@ -187,14 +187,14 @@ class RunFolder:
         resolved = read_file(self.resolved, Resolved, fix=fix)
         if resolved is None:
             raise UsageError(
-                f"{self.path} is not a run folder: it has no resolved.json. "
-                "Fix: name a folder under runs/<name>/"
+                f"{self.path} is not a run folder: it has no resolved.json",
+                "name a folder under runs/<name>/",
             )
         version, recipe = resolved["schema_version"], resolved["recipe"]
         if version > SCHEMA_VERSION:
             raise UsageError(
-                f"{self.path} is of version {version}, and this grpo knows up to {SCHEMA_VERSION}. "
-                "Fix: use the grpo that wrote it, or a newer one"
+                f"{self.path} is of version {version}, and this grpo knows up to {SCHEMA_VERSION}",
+                "use the grpo that wrote it, or a newer one",
             )
         # Earlier versions chose the held-out rows by the recipe's seed.
         recipe["dataset"].setdefault("eval_seed", recipe["seed"])
@@ -224,8 +224,8 @@ def locate_run(root: Path, recipe: "Recipe", run_id: str) -> RunFolder:
     """Return this machine's part of the run `--run-id` names, which need not exist, or raise `UsageError`."""
     if not _RUN_ID.fullmatch(run_id):
         raise UsageError(
-            f"{run_id!r} cannot name a run. Fix: give --run-id letters, digits, `-`, `_` and `.`, "
-            "a letter or digit first"
+            f"{run_id!r} cannot name a run",
+            "give --run-id letters, digits, `-`, `_` and `.`, a letter or digit first",
         )
     run = RunFolder((root / recipe.name / run_id).absolute())
     return run.machine(recipe.launch.machine_rank)
@@ -287,5 +287,5 @@ def claim_folder(parent: Path, flag: str = "--runs DIR") -> Path:
 def unwritable(path: Path, error: OSError, flag: str = "--runs DIR") -> UsageError:
     """Return the error for a folder that cannot be written; `flag` names another place."""
     return UsageError(
-        f"{path} cannot be written ({error.strerror}). Fix: give another place with {flag}"
+        f"{path} cannot be written ({error.strerror})", f"give another place with {flag}"
     )

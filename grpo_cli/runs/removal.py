@@ -39,7 +39,8 @@ def plan_removal(run: RunFolder, *, checkpoints: bool = False) -> Removal:
     if run.checkpoints.is_symlink():
         raise UsageError(
             f"{run.checkpoints} is a link to {run.checkpoints.readlink()}, and nothing behind a link is "
-            "removed. Fix: remove the checkpoints there by hand"
+            "removed",
+            "remove the checkpoints there by hand",
         )
     kept = _needed_checkpoints(run)
     made = (run.checkpoints / STAGING, *sorted(run.checkpoints.glob("checkpoint-*")))
@@ -83,20 +84,20 @@ def _check_removable(run: RunFolder) -> None:
     # All runs may lie on another disk, but a link to one run, or to all of a name, is the user's.
     if path.resolve() != parent.parent.resolve() / parent.name / path.name:
         raise UsageError(
-            f"{path} is a link, or lies behind one. Fix: name the folder itself, {path.resolve()}"
+            f"{path} is a link, or lies behind one", f"name the folder itself, {path.resolve()}"
         )
     if not run.resolved.is_file():
-        raise UsageError(f"{path} is not a run folder. Fix: name a folder under runs/<name>/")
+        raise UsageError(f"{path} is not a run folder", "name a folder under runs/<name>/")
     if run.shares_checkpoints:
         raise UsageError(
-            f"{path} is one machine's part of {run.main.path}. Fix: remove that run as a whole"
+            f"{path} is one machine's part of {run.main.path}", "remove that run as a whole"
         )
     for part in (run, *map(RunFolder, sorted(path.glob("machines/*")))):
         status = read_status(part)
         if status and look_at_life(part, status).state == "running":
             raise UsageError(
-                f"{path} is running. Fix: wait for it, or stop it (Ctrl-C in its terminal, or "
-                f"touch {part.stop_request})"
+                f"{path} is running",
+                f"wait for it, or stop it (Ctrl-C in its terminal, or touch {part.stop_request})",
             )
 
 
@@ -108,6 +109,6 @@ def _remove_tree(path: Path) -> None:
         shutil.rmtree(aside)
     except OSError as error:
         raise UsageError(
-            f"{path} could not be removed ({error.strerror}); what is left is {aside}. Fix: end what writes "
-            "into it, or change its permissions, and remove that by hand"
+            f"{path} could not be removed ({error.strerror}); what is left is {aside}",
+            "end what writes into it, or change its permissions, and remove that by hand",
         ) from None

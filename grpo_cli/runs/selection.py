@@ -34,7 +34,7 @@ def find_run(root: Path, name: str = LATEST) -> RunFolder:
     wanted = name.rstrip("/").removesuffix(f"/{LATEST}")
     if named := _list_named(root, wanted):
         return _newest(root, named)
-    raise UsageError(_explain_unknown(root, name, path))
+    raise _explain_unknown(root, name, path)
 
 
 def _list_named(root: Path, name: str) -> list[RunFolder]:
@@ -63,9 +63,10 @@ def _newest(root: Path, runs: list[RunFolder]) -> RunFolder:
         return newest
     if runs:
         names = ", ".join(str(run.path) for run in runs[:3])
-        raise UsageError(f"no run can be read ({names}). Fix: name one by its path")
+        raise UsageError(f"no run can be read ({names})", "name one by its path")
     raise UsageError(
-        f"no run is in {root.absolute()}. Fix: grpo train RECIPE, or say where runs are with --runs DIR"
+        f"no run is in {root.absolute()}",
+        "grpo train RECIPE, or say where runs are with --runs DIR",
     )
 
 
@@ -74,15 +75,16 @@ def _started_last(statuses: dict[RunFolder, Status]) -> RunFolder | None:
     return max(statuses, key=lambda run: statuses[run].started_at, default=None)
 
 
-def _explain_unknown(root: Path, name: str, path: Path) -> str:
+def _explain_unknown(root: Path, name: str, path: Path) -> UsageError:
     if path.is_dir():
-        return (
-            f"{name} is not a run folder: it has no resolved.json. "
-            "Fix: name a folder under runs/<name>/; `grpo runs list` shows them"
+        return UsageError(
+            f"{name} is not a run folder: it has no resolved.json",
+            "name a folder under runs/<name>/; `grpo runs list` shows them",
         )
     runs = [run.path for run in list_folders(root)]
     names = dict.fromkeys(run.parent.name for run in runs)
     close = nearest(name, [*names, *(f"{run.parent.name}/{run.name}" for run in runs)])
     hint = f"did you mean {close}? " if close else ""
     option = "" if root == Path("runs") else f" --runs {root}"
-    return f"no run `{name}` is in {root.absolute()}. Fix: {hint}grpo runs list{option} shows what is there"
+    fix = f"{hint}grpo runs list{option} shows what is there"
+    return UsageError(f"no run `{name}` is in {root.absolute()}", fix)

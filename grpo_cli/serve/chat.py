@@ -41,7 +41,7 @@ def read_picture(path: str) -> Any:
     try:
         return decode_image(as_image(path, None))
     except ImageError as error:
-        raise UsageError(f"--image {error.seen}. Fix: {error.fix}") from error
+        raise UsageError(f"--image {error.seen}", error.fix) from error
 
 
 def open_model(served: Served, sampling: SamplingParams) -> ChatBackend:
@@ -87,7 +87,7 @@ def _encode(processing_class: Any, messages: Sequence[Message], served: Served) 
         conversation = in_parts(messages)
         if (token := find_image_token(processing_class, conversation)) is not None:
             fix = "leave it out; --image shows the model a picture"
-            raise UsageError(f"`{token}` in a question would stand for a picture. Fix: {fix}")
+            raise UsageError(f"`{token}` in a question would stand for a picture", fix)
         return processing_class.apply_chat_template(
             [conversation],
             add_generation_prompt=True,
@@ -165,7 +165,7 @@ def _stream(
         stopped.set()
         thread.join()
     if failed:
-        raise RunError(f"the model failed: {failed[0]}. Fix: a shorter conversation") from failed[0]
+        raise RunError(f"the model failed: {failed[0]}", "a shorter conversation") from failed[0]
 
 
 def _without_end(pieces: Iterator[str], reader: "CompletionReader") -> Iterator[str]:
@@ -189,14 +189,15 @@ def open_server(
     try:
         import openai
     except ImportError:
-        raise SetupError(f"the openai package is missing. Fix: {install_extra('judge')}") from None
+        raise SetupError("the openai package is missing", f"{install_extra('judge')}") from None
     try:
         client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
         model = name or list(client.models.list())[-1].id
     except Exception as error:
         # A server of another kind makes openai fail in many ways.
         raise SetupError(
-            f"{url} does not answer like an OpenAI-compatible server: {error}. Fix: start one with `grpo serve`"
+            f"{url} does not answer like an OpenAI-compatible server: {error}",
+            "start one with `grpo serve`",
         ) from None
 
     options: dict[str, Any] = {
@@ -224,6 +225,6 @@ def open_server(
                 if text:
                     yield text
         except Exception as error:
-            raise RunError(f"{url}: {str(error).rstrip('.')}. Fix: see the server's log") from None
+            raise RunError(f"{url}: {str(error).rstrip('.')}", "see the server's log") from None
 
     return stream

@@ -41,8 +41,8 @@ def prepare_for_training(
     loaded = _with_limits(load_recipe(recipe, overrides), listening)
     if not loaded.generation.asks_server:
         raise UsageError(
-            f"{recipe} does not train with a vLLM server. Fix: give both commands --set generation.backend=vllm "
-            "--set generation.vllm.mode=server"
+            f"{recipe} does not train with a vLLM server",
+            "give both commands --set generation.backend=vllm --set generation.vllm.mode=server",
         )
     address, hardware = loaded.generation.vllm.address, read_hardware()
     return plan_training_server(
@@ -72,5 +72,5 @@ def _with_limits(recipe: Recipe, listening: Listening) -> Recipe:
 def _find_command(*, needed: bool) -> tuple[str, ...]:
     command = find_vllm()
     if command is None and needed:
-        raise SetupError(f"vllm is not installed. Fix: {install_extra('vllm')}")
+        raise SetupError("vllm is not installed", f"{install_extra('vllm')}")
     return command or VLLM_SERVE

@@ -129,7 +129,8 @@ def _check_cells(
     if any(each != nodes[0] for each in nodes):
         raise UsageError(
             "the cells differ in launch.slurm or launch.num_machines, and all tasks of a job array get the same "
-            "nodes. Fix: submit a sweep for each, with --set"
+            "nodes",
+            "submit a sweep for each, with --set",
         )
     for recipe in recipes:
         slurm = recipe.launch.slurm
@@ -142,14 +143,15 @@ def _choose_runs(sweep: Sweep) -> list[CellRun]:
     """Return the runs that are submitted again; refuse a sweep that has none, or is in the queue still."""
     if queue := read_queue(sweep.job or ""):
         raise UsageError(
-            f"job {sweep.job} has {len(queue)} tasks in the queue. "
-            f"Fix: wait for them, or end them with `scancel {sweep.job}`"
+            f"job {sweep.job} has {len(queue)} tasks in the queue",
+            f"wait for them, or end them with `scancel {sweep.job}`",
         )
     _refresh(sweep)
     if unfinished := list_unfinished(sweep):
         return unfinished
     raise UsageError(
-        f"every run of {sweep.folder} is finished. Fix: grpo sweep --resume {sweep.folder} shows the result"
+        f"every run of {sweep.folder} is finished",
+        f"grpo sweep --resume {sweep.folder} shows the result",
     )
 
 

@@ -168,17 +168,15 @@ def _read_grids(texts: Iterable[str]) -> list[tuple[str, str]]:
         key, equals, raw = (part.strip() for part in text.partition("="))
         if not equals or not key or not raw:
             raise UsageError(
-                f"--grid {text} is not `path=values`. "
-                "Fix: write --grid training.learning_rate=1e-5,1e-4"
+                f"--grid {text} is not `path=values`",
+                "write --grid training.learning_rate=1e-5,1e-4",
             )
         if key in _OWN:
             raise UsageError(
-                f"--grid {text}: a sweep does not vary `{key}`. Fix: it is set with {_OWN[key]}"
+                f"--grid {text}: a sweep does not vary `{key}`", f"it is set with {_OWN[key]}"
             )
         if key in read:
-            raise UsageError(
-                f"--grid {key} is given twice. Fix: write all its values in one --grid"
-            )
+            raise UsageError(f"--grid {key} is given twice", "write all its values in one --grid")
         read[key] = raw
     return list(read.items())
 
@@ -188,19 +186,19 @@ def read_seeds(text: str, first: int) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not parts or not all(re.fullmatch(r"\d{1,9}", part) for part in parts):
         raise UsageError(
-            f"--seeds {text} is neither a number nor a list. Fix: write --seeds 3, or --seeds 1,2,7"
+            f"--seeds {text} is neither a number nor a list", "write --seeds 3, or --seeds 1,2,7"
         )
     numbers = tuple(map(int, parts))
     if len(numbers) == 1 and "," not in text:
         if numbers[0] > _MOST_SEEDS:
             raise UsageError(
-                f"--seeds {text} is {text} seeds, and more than {_MOST_SEEDS} are taken only as a list. "
-                f"Fix: for the seed {text} alone, write --seeds {text},"
+                f"--seeds {text} is {text} seeds, and more than {_MOST_SEEDS} are taken only as a list",
+                f"for the seed {text} alone, write --seeds {text},",
             )
         numbers = tuple(range(first, first + numbers[0]))
     if not numbers or len(set(numbers)) < len(numbers):
         raise UsageError(
-            f"--seeds {text} names {'one twice' if numbers else 'none'}. Fix: write different seeds"
+            f"--seeds {text} names {'one twice' if numbers else 'none'}", "write different seeds"
         )
     return numbers
 
@@ -242,7 +240,8 @@ def check_points(
                     if checked.recipe in recipes:
                         same = say_settings(points[recipes.index(checked.recipe)])
                         raise UsageError(
-                            f"--grid: {same} and {say_settings(settings)} are the same recipe. Fix: leave one out"
+                            f"--grid: {same} and {say_settings(settings)} are the same recipe",
+                            "leave one out",
                         )
                     recipes.append(checked.recipe)
             except RecipeError as error:
@@ -287,10 +286,10 @@ def check_unchanged(sweep: Sweep, recipe: Recipe) -> None:
     from grpo_cli.recipe.comparison import list_training_differences
 
     if changed := list_training_differences(sweep.resolved, recipe):
-        changes = "\n".join(f"  {each}" for each in changed)
         raise UsageError(
-            f"{sweep.request.recipe} has changed since this sweep began:\n{changes}\n"
-            "Fix: undo these changes, or start a sweep of its own without --resume"
+            f"{sweep.request.recipe} has changed since this sweep began",
+            "undo these changes, or start a sweep of its own without --resume",
+            details=[f"  {each}" for each in changed],
         )
 
 
@@ -315,7 +314,7 @@ def read_sweep(path: Path) -> Sweep:
     """Read a sweep from its folder; raises `UsageError` if it is none, or its `sweep.json` is damaged."""
     fix = f"name a folder of runs/NAME/{SWEEPS}/, or latest"
     if (written := read_file(path / "sweep.json", _Written, fix=fix)) is None:
-        raise UsageError(f"{path} is not a sweep: it has no sweep.json. Fix: {fix}")
+        raise UsageError(f"{path} is not a sweep: it has no sweep.json", fix)
     folder, job = Path(os.path.abspath(path)), written.get("job")
     return Sweep(folder, written["request"], written["resolved"], written["cells"], job)
 
@@ -327,8 +326,8 @@ def find_sweep(root: Path, name: str, recipe: str = "*") -> Sweep:
     known = sorted(root.glob(f"{recipe}/{SWEEPS}/*/sweep.json"), key=lambda path: path.parent.name)
     if not known:
         raise UsageError(
-            f"no sweep is in {root.absolute()}. "
-            "Fix: start one with --grid, or say where runs are with --runs DIR"
+            f"no sweep is in {root.absolute()}",
+            "start one with --grid, or say where runs are with --runs DIR",
         )
     return read_sweep(known[-1].parent)
 
@@ -338,8 +337,8 @@ def check_vllm_server(recipe: Recipe, parallel: int | None) -> None:
     address = recipe.generation.vllm.address
     if recipe.generation.backend == "vllm" and address is not None and parallel != 1:
         raise UsageError(
-            f"runs side by side cannot share the vLLM server at {address}: each sends it its weights. "
-            "Fix: --parallel 1, or remove the address, and each run starts its own"
+            f"runs side by side cannot share the vLLM server at {address}: each sends it its weights",
+            "--parallel 1, or remove the address, and each run starts its own",
         )
 
 
@@ -364,8 +363,8 @@ def plan_slots(
     check_vllm_server(recipe, count)
     if count > 1 and count * least > hardware.gpus:
         raise UsageError(
-            f"--parallel {count}: each run takes {least} of the {hardware.gpus} GPUs. "
-            f"Fix: --parallel {max(hardware.gpus // least, 1)}"
+            f"--parallel {count}: each run takes {least} of the {hardware.gpus} GPUs",
+            f"--parallel {max(hardware.gpus // least, 1)}",
         )
     width = (
         hardware.gpus // count if processes == "auto" and parallel else min(least, hardware.gpus)

@@ -102,8 +102,8 @@ class RunCallback(TrainerCallback):
             if not (args.fp16 or math.isfinite(logs.get("grad_norm", 0.0))):
                 raise RunError(
                     f"the gradient of step {state.global_step} is {logs['grad_norm']}, which ruins the weights; "
-                    "the last checkpoint is from before. Fix: a lower training.learning_rate, or a lower "
-                    "training.max_grad_norm"
+                    "the last checkpoint is from before",
+                    "a lower training.learning_rate, or a lower training.max_grad_norm",
                 )
         if self._rules and "loss" in (logs or {}) and self._rules.apply():
             control.should_save = control.should_training_stop = True

@@ -56,8 +56,9 @@ def atomic_dir(partial: Path) -> Iterator[None]:
         if isinstance(error, Exception) and full:
             raise RunError(
                 f"the disk of {partial.parent} is full: {format_bytes(written)} were written and "
-                f"{format_bytes(left)} are left. What was saved before is complete. Fix: free some space "
-                "(training.save_total_limit bounds the checkpoints), then `grpo train … --resume`"
+                f"{format_bytes(left)} are left. What was saved before is complete",
+                "free some space "
+                "(training.save_total_limit bounds the checkpoints), then `grpo train … --resume`",
             ) from error
         raise
 
@@ -87,8 +88,8 @@ def load_reward_states(rewards: Sequence[Reward], states: Mapping[str, Any]) -> 
             reward.scorer.load_state_dict(states[reward.name])  # type: ignore[attr-defined]
         except Exception as error:
             raise RewardError(
-                f"load_state_dict() of reward {reward.name!r} failed: {error!r:.300}. Fix: accept what "
-                "state_dict() returned"
+                f"load_state_dict() of reward {reward.name!r} failed: {error!r:.300}",
+                "accept what state_dict() returned",
             ) from error
 
 
@@ -183,8 +184,8 @@ class AtomicCheckpoints(_Mixin):
         for name in (reward.name for reward in rewards if has_state(reward)):
             if name not in states and not self.forced:
                 raise RewardError(
-                    f"{checkpoint} holds no state of reward {name!r}, which would start afresh. Fix: start a new "
-                    "run, or resume anyway with --force"
+                    f"{checkpoint} holds no state of reward {name!r}, which would start afresh",
+                    "start a new run, or resume anyway with --force",
                 )
         load_reward_states(rewards, states)
 
@@ -251,8 +252,8 @@ class AtomicCheckpoints(_Mixin):
             torch.save({"step": step, "inputs": inputs}, path)
             kept = f" The batch is kept in {path}."
         raise RunError(
-            f"the loss of step {step} is {loss.item()}.{kept} The last checkpoint is from before. "
-            "Fix: a lower training.learning_rate; look for extreme rewards in completions/"
+            f"the loss of step {step} is {loss.item()}.{kept} The last checkpoint is from before",
+            "a lower training.learning_rate; look for extreme rewards in completions/",
         )
 
 

@@ -165,7 +165,8 @@ class _OrderSampler(DifficultySampler):
         self._values = self._column("column", config.column)
         if self._values.isnan().all():
             raise RunError(
-                f"dataset.difficulty: the column `{config.column}` has no value in any row. Fix: name another"
+                f"dataset.difficulty: the column `{config.column}` has no value in any row",
+                "name another",
             )
         by_chance = self._chance(0).argsort()
         values = self._values[by_chance]
@@ -314,5 +315,6 @@ def _check_scores(name: str, right: float, shares: torch.Tensor) -> None:
     if highest > 1 + _ROUNDING:
         raise RunError(
             f"dataset.difficulty: the reward `{name}` gave {highest * right:g}, and a right answer counts as "
-            f"{right:g}. Fix: name a reward between 0 and 1 as `dataset.difficulty.reward`, or `clip` it"
+            f"{right:g}",
+            "name a reward between 0 and 1 as `dataset.difficulty.reward`, or `clip` it",
         )

@@ -117,8 +117,8 @@ def _play_script(
         answer = next(script, None)
         if answer is None:
             raise RunError(
-                f"the episode of {where} goes on after the {len(answers)} answers of `{_ANSWER}`. "
-                "Fix: add what the model should write next"
+                f"the episode of {where} goes on after the {len(answers)} answers of `{_ANSWER}`",
+                "add what the model should write next",
             )
         return Sampled([answer])
 
@@ -129,14 +129,14 @@ def _play_script(
         why = next((each for each in replies if each.startswith("Error: ")), failed.failure)
         why = " ".join(why.removeprefix("Error: ").split())
         raise RunError(
-            f"the call of `{failed.tool or '?'}` in {where} failed: {why}. "
-            f"Fix: correct the tool, or `{_ANSWER}`, which would teach the model to make this call"
+            f"the call of `{failed.tool or '?'}` in {where} failed: {why}",
+            f"correct the tool, or `{_ANSWER}`, which would teach the model to make this call",
         )
     if left := len([*script]):
         why = episode.end or "ended"
         raise RunError(
-            f"the episode of {where} ended ({why}) before {left} of the {len(answers)} answers of `{_ANSWER}`. "
-            "Fix: write a call that the model's tools take, or fewer answers"
+            f"the episode of {where} ended ({why}) before {left} of the {len(answers)} answers of `{_ANSWER}`",
+            "write a call that the model's tools take, or fewer answers",
         )
     if is_clipped(episode.end):
         raise _too_long(where, len(episode.token_ids))
@@ -158,7 +158,8 @@ def _check_lengths(session: Session, examples: Sequence[Example]) -> None:
 def _too_long(where: str, tokens: int) -> RunError:
     return RunError(
         f"the answer of {where} has {tokens} tokens, and completions are cut at "
-        "`generation.max_completion_length`. Fix: raise it, or shorten `warmup.answer`"
+        "`generation.max_completion_length`",
+        "raise it, or shorten `warmup.answer`",
     )
 
 
@@ -182,8 +183,8 @@ def sample_best(
     found, totals = (list(chain.from_iterable(each)) for each in zip(*shares, strict=True))
     if not totals:
         raise RunError(
-            "no reward gave any completion of the warm-up a score. Fix: correct the rewards' `when`, or the "
-            "columns that they read"
+            "no reward gave any completion of the warm-up a score",
+            "correct the rewards' `when`, or the columns that they read",
         )
     mean = fmean(totals)
     chosen = [each for each in found if each.reward is not None and each.reward >= mean]
@@ -191,8 +192,8 @@ def sample_best(
         why = "" if chosen else ", and the best are cut off"
         scores = f"{min(totals):g} to {max(totals):g}{why}"
         raise RunError(
-            f"the {len(totals)} completions of the warm-up score {scores}: there is nothing to choose. "
-            "Fix: write what the model should learn in `warmup.answer`"
+            f"the {len(totals)} completions of the warm-up score {scores}: there is nothing to choose",
+            "write what the model should learn in `warmup.answer`",
         )
     return sorted(chosen, key=lambda each: each.row)
 

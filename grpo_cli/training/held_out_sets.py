@@ -118,7 +118,8 @@ def build_held_out_sets(
         rows = select_rows(held_out, settings.limit, config.source)
         if rows is None:
             raise RunError(
-                f"evaluation.during: `{config.label}` has no held-out rows. Fix: hold some out, or remove it"
+                f"evaluation.during: `{config.label}` has no held-out rows",
+                "hold some out, or remove it",
             )
         measurer = make_measurer(rows, settings, source=config.source)
         sets.append(HeldOutSet(config, measurer, at_ends=not evaluation.repeats(config)))

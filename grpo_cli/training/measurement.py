@@ -139,7 +139,7 @@ class Measurer:
             scored = score_samples(self.rewards, columns, sampled, seed, log)
         except DescribedError as error:
             # Rows are numbered within their split.
-            raise DescribedError(f"held-out rows: {error}", error.path) from error
+            raise error.about("held-out rows") from error
         if not self.processor:
             return scored
         shown = [group[0].images for group in sampled] if self.player else shard[IMAGES]

@@ -167,8 +167,8 @@ def _why_early(session: Session, trainer: "AnyTrainer") -> str | None:
         return None
     if not session.recipe.training.early_stopping:
         raise RunError(
-            f"training ended after {state.global_step} of {state.max_steps} planned steps without being asked to. "
-            "Fix: look at the end of the log in logs/, and at the number of prompts in manifest.json"
+            f"training ended after {state.global_step} of {state.max_steps} planned steps without being asked to",
+            "look at the end of the log in logs/, and at the number of prompts in manifest.json",
         )
     metric, best = trainer.args.metric_for_best_model, state.best_metric
     # Before the first step there is nothing to go back to: that evaluation does not count.

@@ -141,8 +141,8 @@ class ScoredTrainer(RunTrainer):
         means = _summarize(self.rank()) if self.held_out else {}
         if self.held_out and means[RANKING] is None:
             raise RunError(
-                "no held-out prompt has two responses of different reward, so there is nothing to rank. "
-                "Fix: hold out other rows, or set training.eval_strategy: no"
+                "no held-out prompt has two responses of different reward, so there is nothing to rank",
+                "hold out other rows, or set training.eval_strategy: no",
             )
         metrics = {f"eval_{name}": value for name, value in means.items()}
         self.log_evaluation({name: value for name, value in metrics.items() if value is not None})

@@ -138,8 +138,8 @@ class Session:
         resumption = self.folder.read_resumption()
         if resumption and not resumption.get("forced") and before not in (None, now):
             raise RunError(
-                f"{what} is not what this run began with (fingerprint {str(now)[:12]}, it was {before[:12]}). "
-                "Fix: restore it, start a new run, or resume anyway with --force"
+                f"{what} is not what this run began with (fingerprint {str(now)[:12]}, it was {before[:12]})",
+                "restore it, start a new run, or resume anyway with --force",
             )
 
     def describe_device(self) -> dict[str, Any]:
@@ -188,12 +188,14 @@ def check_device(planned: str, actual: str) -> None:
         has_kernels = torch.version.cuda or torch.version.hip
         build = "sees none" if has_kernels else "is a build for CPUs"
         raise SetupError(
-            f"the run was planned for GPUs, but torch {torch.__version__} {build}. Fix: install a build of torch "
-            "for this machine's GPUs (`grpo doctor` checks both), or set `launch.use_cpu: true`"
+            f"the run was planned for GPUs, but torch {torch.__version__} {build}",
+            "install a build of torch "
+            "for this machine's GPUs (`grpo doctor` checks both), or set `launch.use_cpu: true`",
         )
     raise SetupError(
-        f"no GPU was found when the run was planned, but torch sees {torch.cuda.device_count()}. Fix: see what "
-        "`grpo doctor` says about the driver; to train on the CPU, set `launch.use_cpu: true`"
+        f"no GPU was found when the run was planned, but torch sees {torch.cuda.device_count()}",
+        "see what "
+        "`grpo doctor` says about the driver; to train on the CPU, set `launch.use_cpu: true`",
     )
 
 
@@ -204,8 +206,8 @@ def check_processes(session: Session) -> None:
     planned, actual = session.recipe.launch.num_processes, session.processes.num_processes
     if planned not in ("auto", actual):
         raise SetupError(
-            f"{planned} processes were planned but {actual} work together. "
-            "Fix: start the run with `grpo train`, and check `launch` in the recipe"
+            f"{planned} processes were planned but {actual} work together",
+            "start the run with `grpo train`, and check `launch` in the recipe",
         )
     if session.recipe.launch.num_machines == 1:
         return
@@ -213,12 +215,12 @@ def check_processes(session: Session) -> None:
     seen = session.folder.main.resolved.is_file()
     step = int(session.folder.read_resumption().get("step", 0))
     reports = gather_object([(seen, step)])
-    fix = "Fix: with --run-id, put --runs on a disk that all machines see; without, leave out --resume"
+    fix = "with --run-id, put --runs on a disk that all machines see; without, leave out --resume"
     if not all(seen for seen, _ in reports):
-        raise SetupError(f"a machine does not see the run folder of machine 0. {fix}")
+        raise SetupError("a machine does not see the run folder of machine 0", fix)
     if len({step for _, step in reports}) > 1:
         steps = ", ".join(str(step) for _, step in reports)
-        raise SetupError(f"the processes would resume from different steps ({steps}). {fix}")
+        raise SetupError(f"the processes would resume from different steps ({steps})", fix)
 
 
 def check_strategy(session: Session, trainer: Any) -> None:
@@ -228,6 +230,6 @@ def check_strategy(session: Session, trainer: Any) -> None:
     actual = trainer.accelerator.distributed_type.value
     if expected is not None and actual != expected:
         raise SetupError(
-            f"{planned} was planned, but accelerate set up {actual}. "
-            "Fix: fsdp2 needs GPUs; `launch.strategy: ddp` works everywhere"
+            f"{planned} was planned, but accelerate set up {actual}",
+            "fsdp2 needs GPUs; `launch.strategy: ddp` works everywhere",
         )

@@ -50,8 +50,9 @@ def _guard(callback: TrainerCallback, name: str, folder: RunFolder) -> None:
                 seen = f"{type(error).__name__}: {error}".splitlines()[0][:_REASON_LENGTH]
                 if event == "on_train_begin":
                     raise RunError(
-                        f"{name} could not start a run ({seen}). Fix: follow its message, or train "
-                        f"without it: remove `{name}` from logging.report_to"
+                        f"{name} could not start a run ({seen})",
+                        "follow its message, or train "
+                        f"without it: remove `{name}` from logging.report_to",
                     ) from error
                 failed = True
                 _record_failure(

@@ -73,7 +73,7 @@ def build_trl_args(recipe: Recipe, folder: RunFolder, *, cpu: bool) -> Any:
         arguments = config(**values)
     except ValueError as error:
         raise RunError(
-            f"TRL refuses these settings: {error} Fix: change them in the recipe"
+            f"TRL refuses these settings: {str(error).rstrip('.')}", "change them in the recipe"
         ) from error
     arguments.load_best_model_at_end = recipe.loads_best
     return arguments

@@ -79,8 +79,8 @@ class RunClient(VLLMClient):
             # TRL waits for ever for one that answers with an error, as a gateway does whose server has gone.
             if time.monotonic() >= deadline:
                 raise RunError(
-                    f"no healthy vLLM server at {self.base_url} in {total_timeout:g} s. Fix: see its log, "
-                    "restart it, and resume the run with --resume"
+                    f"no healthy vLLM server at {self.base_url} in {total_timeout:g} s",
+                    "see its log, restart it, and resume the run with --resume",
                 )
             self.link.while_waiting()
             time.sleep(retry_interval)
@@ -104,8 +104,8 @@ class RunClient(VLLMClient):
         self.lacks_base = not self.link.is_managed
         if self._by_folder and self.host not in HERE:
             raise SetupError(
-                f"on a CPU weights are passed in a folder, which {self.host} cannot read. "
-                "Fix: run the server on this machine"
+                f"on a CPU weights are passed in a folder, which {self.host} cannot read",
+                "run the server on this machine",
             )
 
     def _base_name(self) -> str:

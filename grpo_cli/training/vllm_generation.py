@@ -107,8 +107,8 @@ def _explained_refusal() -> Iterator[None]:
         if "LoRA" not in str(error):
             raise
         raise SetupError(
-            f"vLLM cannot sample with this adapter: {error} Fix: set `generation.vllm.enable_lora: false`, which "
-            "sends merged weights"
+            f"vLLM cannot sample with this adapter: {str(error).rstrip('.')}",
+            "set `generation.vllm.enable_lora: false`, which sends merged weights",
         ) from error
 
 
@@ -266,8 +266,8 @@ class RunGeneration(VLLMGeneration):
             if list(own) != list(expected):
                 raise RunError(
                     f"vLLM reads a prompt with images as {len(own)} tokens, and the model's processor makes "
-                    f"{len(expected)} others of it, so that samples would not be of the trained model. Fix: set "
-                    "`generation.backend: transformers`, or install the newest vLLM"
+                    f"{len(expected)} others of it, so that samples would not be of the trained model",
+                    "set `generation.backend: transformers`, or install the newest vLLM",
                 )
 
     def _place_features(self, features: Any, prompt_ids: list[int]) -> Any:

@@ -140,8 +140,8 @@ def merge_weights(model: Any, weights: Weights) -> Weights:
         yield name, merged.pop(name, tensor)
     if layers:
         raise RunError(
-            f"{len(layers)} weights with an adapter were not sent to vLLM. Fix: "
-            "`generation.backend: transformers`, or fewer modules in `model.lora.target_modules`"
+            f"{len(layers)} weights with an adapter were not sent to vLLM",
+            "`generation.backend: transformers`, or fewer modules in `model.lora.target_modules`",
         )
 
 

@@ -158,7 +158,8 @@ class _Progress(TrainerCallback):
         append_record(self._session.folder.metrics, record)
         if not all(map(math.isfinite, values.values())):
             raise RunError(
-                f"the loss of step {step} of the warm-up is not finite. Fix: a lower warmup.learning_rate"
+                f"the loss of step {step} of the warm-up is not finite",
+                "a lower warmup.learning_rate",
             )
         said = ", ".join(f"{name} {value:.3f}" for name, value in values.items())
         # Not `session.report`, which would raise before a requested stop has saved the step.

@@ -12,7 +12,7 @@ import sys
 import traceback
 from pathlib import Path
 
-from grpo_cli.errors import ExitCode, GrpoError
+from grpo_cli.errors import ExitCode, GrpoError, RunError
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.status import StatusFile
@@ -81,29 +81,30 @@ def _record_failure(folder: RunFolder, rank: int, error: BaseException) -> None:
     recipe = None
     with contextlib.suppress(GrpoError):
         recipe = folder.read_recipe()
-    reason = _describe(error, recipe)
+    known = _explain(error, recipe)
     # The message of an error of ours is enough.
-    own = isinstance(error, GrpoError)
-    stack = None if own else "".join(traceback.format_exception(error))
+    stack = None if known else "".join(traceback.format_exception(error))
     traceback.print_exc()
-    write_failure(folder, rank, reason, stack)
+    write_failure(
+        folder, rank, str(known or f"{type(error).__name__}: {str(error).strip()}"), stack
+    )
 
 
-def _describe(error: BaseException, recipe: Recipe | None) -> str:
+def _explain(error: BaseException, recipe: Recipe | None) -> GrpoError | None:
+    """Return an error that says what to do: one of ours, or of a kind that is known; None of another."""
     text = str(error).strip()
-    message = text if isinstance(error, GrpoError) else f"{type(error).__name__}: {text}"
+    seen = f"{type(error).__name__}: {text}"
     if _NO_NUMBERS in text:
-        message += (
-            "\nFix: the weights are no longer numbers; resume from an earlier checkpoint with a lower "
-            "training.learning_rate"
-        )
+        fix = "resume from an earlier checkpoint with a lower training.learning_rate"
+        return RunError(f"{seen}\nThe weights are no longer numbers", fix)
     out_of_memory = isinstance(error, MemoryError) or any(
         phrase in text.lower() for phrase in _OUT_OF_MEMORY
     )
     if recipe is None or not out_of_memory:
-        return message
+        return error if isinstance(error, GrpoError) else None
     savings = [f"  {number}. {each}" for number, each in enumerate(_list_savings(recipe), 1)]
-    return "\n".join([message, "Memory ran out. Fix: change, in this order,", *savings])
+    seen = text if isinstance(error, GrpoError) else seen
+    return RunError(f"{seen}\nMemory ran out", "change, in this order,", details=savings)
 
 
 def _list_savings(recipe: Recipe) -> list[str]:

@@ -70,7 +70,7 @@ READING = {
     "removeprefix",
     "removesuffix",
 }
-READ_BACK = 7
+READ_BACK = 0
 """Places that still read a sentence to find out what it says; may only fall."""
 
 

@@ -81,7 +81,8 @@ def make_tool(function: Callable[..., Any]) -> Tool:
         declared = find_declared(function)
         return Tool(name, make_schema(function, declared), convert_arguments(function, declared))
     except UndescribedError as error:
-        raise EpisodeError(f"{name}() cannot be described to the model: {error}") from error
+        seen = f"{name}() cannot be described to the model: {error.seen}"
+        raise EpisodeError(seen, error.fix) from error
     except Exception as error:  # transformers raises what it meets in annotations
         reason = str(error).splitlines()[0].rstrip(".! ")
         fix = "give each argument a type hint, and the docstring a line for each under `Args:`"
@@ -90,6 +91,4 @@ def make_tool(function: Callable[..., Any]) -> Tool:
             fix = f"name the arguments in place of `**`, such as `number: int`; {fix}"
         if inspect.ismethod(function):
             fix = f"if the model is not to call it, rename it `_{name}`; otherwise {fix}"
-        raise EpisodeError(
-            f"{name}() cannot be described to the model: {reason}. Fix: {fix}"
-        ) from error
+        raise EpisodeError(f"{name}() cannot be described to the model: {reason}", fix) from error

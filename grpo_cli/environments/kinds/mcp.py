@@ -111,7 +111,7 @@ class _ServerParams(Section):
     def _require_package(self) -> None:
         import_optional("mcp", "mcp", "mcp")
         if faults := list(self._find_faults()):
-            raise EpisodeError(str(faults[0]), faults[0].path)
+            raise EpisodeError(faults[0].seen, faults[0].fix, faults[0].path)
 
     def _choose(self, listed: Sequence[Any], hidden: Sequence[str] = ()) -> list[Any]:
         """Return the tools that the model sees, of those that the server lists."""
@@ -128,7 +128,7 @@ class _ServerParams(Section):
         if name not in tools:
             close = nearest(name, list(tools))
             fix = f"write {close}" if close else f"its tools are {', '.join(tools) or 'none'}"
-            raise EpisodeError(f"the MCP server has no tool {name!r}. Fix: {fix}", path)
+            raise EpisodeError(f"the MCP server has no tool {name!r}", fix, path=path)
         return tools[name]
 
 
@@ -223,9 +223,9 @@ class McpEnvironment(Environment):
         if missing := [name for name in schema.get("required") or () if name not in values]:
             raise EpisodeError(
                 f"the tool {self._begin.name} needs {show_names(missing)}, and the columns are "
-                f"{show_names(values)}. "
-                "Fix: add what is missing to the dataset, or give it a default in the server",
-                "reset",
+                f"{show_names(values)}",
+                "add what is missing to the dataset, or give it a default in the server",
+                path="reset",
             )
         arguments = {name: values[name] for name in named if name in values}
         return self._session.call(self._begin.name, arguments)
@@ -239,9 +239,9 @@ class McpEnvironment(Environment):
             return as_reward(json.loads(str(text)))
         except (TypeError, ValueError):
             raise EpisodeError(
-                f"the tool {self._reward} returned {text!r:.100}, not a number or a JSON object of numbers. "
-                "Fix: name a tool that returns the score, or correct it",
-                "reward",
+                f"the tool {self._reward} returned {text!r:.100}, not a number or a JSON object of numbers",
+                "name a tool that returns the score, or correct it",
+                path="reward",
             ) from None
 
     def close(self) -> None:
@@ -292,7 +292,8 @@ class McpSession:
                     if len(tools) == known and page.next_cursor is not None:
                         raise EpisodeError(
                             "the MCP server's list of tools does not end: a page has no new tool, and a "
-                            "`nextCursor`. Fix: leave `nextCursor` out of the last page"
+                            "`nextCursor`",
+                            "leave `nextCursor` out of the last page",
                         )
 
         self.connect()
@@ -300,11 +301,11 @@ class McpSession:
             settle(self._ask(read))
         except ServerError as error:
             fix = f"{'raise `timeout_s`, or ' if error.path else ''}correct it in the server"
-            seen = f"the MCP server's tools cannot be listed: {error!s:.200}"
-            raise ServerError(f"{seen}. Fix: {fix}", error.path) from error
+            seen = f"the MCP server's tools cannot be listed: {error.seen:.200}"
+            raise ServerError(seen, fix, error.path) from error
         if len(tools) > _MOST_TOOLS:
             raise EpisodeError(
-                f"the MCP server lists more than {_MOST_TOOLS:,} tools. Fix: serve fewer"
+                f"the MCP server lists more than {_MOST_TOOLS:,} tools", "serve fewer"
             )
         return list(tools.values())
 
@@ -354,7 +355,7 @@ class McpSession:
         except Exception as error:  # of the server, or of the way to it
             late = f"no answer in {self._server.timeout_s:g} s (`timeout_s`)"
             if isinstance(error, TimeoutError):
-                raise ServerError(late, "timeout_s") from error
+                raise ServerError(late, path="timeout_s") from error
             if isinstance(error, MCPError) and error.code != CONNECTION_CLOSED:
                 is_late = error.code == REQUEST_TIMEOUT
                 raise ServerError(late if is_late else _clean(error.message)) from error
@@ -380,9 +381,9 @@ class McpSession:
             elif self._server.command and "closed" in reason:
                 fix = f"let the script serve until its input ends, as `mcp.run()` does; or {fix}"
             raise ServerError(
-                f"the MCP server {server} cannot be reached: {reason}. "
-                f"Fix: {f'raise `{path}`, or ' if path else ''}{fix}",
-                path,
+                f"the MCP server {server} cannot be reached: {reason}",
+                f"{f'raise `{path}`, or ' if path else ''}{fix}",
+                path=path,
             ) from error
         return connection
 

@@ -120,7 +120,7 @@ class PythonEnvironmentParams(EnvironmentParams):
             source, _, name = self.path.rpartition(":")
             kind = type(factory).__name__
             fix = f"name its class, of which each episode has an instance: {source}:{kind}"
-            raise EpisodeError(f"`{name}` is an instance of {kind}. Fix: {fix}", "path")
+            raise EpisodeError(f"`{name}` is an instance of {kind}", fix, path="path")
         methods = _methods(factory) if inspect.isclass(factory) else None
         takes_text = methods is not None and "step" in methods
         return EnvironmentSource(
@@ -140,8 +140,8 @@ class PythonEnvironment(Environment):
         self.tools = [make_tool(getattr(instance, name)) for name in names if name not in _OWN]
         if not self.takes_text and not self.tools:
             raise EpisodeError(
-                f"{type(instance).__name__} has neither step() nor a public method as a tool. "
-                "Fix: add `def step(self, text: str) -> tuple[str, bool]`, or methods that are tools"
+                f"{type(instance).__name__} has neither step() nor a public method as a tool",
+                "add `def step(self, text: str) -> tuple[str, bool]`, or methods that are tools",
             )
 
     @property

@@ -52,7 +52,7 @@ class PythonCodeToolParams(ToolParams):
     def open(self) -> ToolSource:
         """Find out what protects programs on this machine (half a second, once)."""
         if faults := self.problems():
-            raise EpisodeError(str(faults[0]), faults[0].path)
+            raise EpisodeError(faults[0].seen, faults[0].fix, faults[0].path)
         from grpo_cli.sandbox.runner import Limits
 
         limits = Limits(

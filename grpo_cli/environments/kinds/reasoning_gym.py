@@ -104,7 +104,7 @@ class ReasoningGymEnvironment(Environment):
         try:
             [score] = self._scorer.score(Batch([""], [text], columns=columns))
         except RewardError as error:
-            raise EpisodeError(str(error)) from error
+            raise EpisodeError(error.seen, error.fix) from error
         return score.value or 0.0
 
     def step(self, text: str) -> tuple[str, bool]:

@@ -96,8 +96,9 @@ class RemoteProcess:
             return reply.result(self._timeout_s)
         except TimeoutError:
             raise EpisodeError(
-                f"`{do}` has not returned in {self._timeout_s:g} s. Fix: raise `timeout_s`",
-                "timeout_s",
+                f"`{do}` has not returned in {self._timeout_s:g} s",
+                "raise `timeout_s`",
+                path="timeout_s",
             ) from None
 
     def _read(self) -> None:
@@ -205,7 +206,7 @@ class RemoteEnvironmentParams(EnvironmentParams):
     def open(self) -> EnvironmentSource:
         """Start the process, and make an environment as a trial."""
         if faults := self.problems():
-            raise EpisodeError(str(faults[0]), faults[0].path)
+            raise EpisodeError(faults[0].seen, faults[0].fix, faults[0].path)
         host = RemoteHost(self.python, Path(__file__).with_name(self.script), self.timeout_s)
         try:
             self.make(host).close()
@@ -216,16 +217,16 @@ class RemoteEnvironmentParams(EnvironmentParams):
 
     def _explain(self, error: EpisodeError) -> EpisodeError:
         """Return why no environment can be made, and what to do about it."""
-        issue, path = error.as_issue(), "python"
+        path = "python"
         if f"No module named '{self.kind}" in str(error):
             fix = f"{self.python} -m pip install {self.kind}"
         elif isinstance(error, ProcessEndedError):
             fix = f"name the interpreter of an environment with {self.kind}"
         else:
-            path = issue.path or self.named_by
-            fix = issue.fix or f"correct `{path}`"
-        seen = f"the environment of {self.kind} cannot be made: {issue.seen.rstrip('.')}"
-        return EpisodeError(f"{seen}. Fix: {fix}", path)
+            path = error.path or self.named_by
+            fix = error.fix or f"correct `{path}`"
+        seen = f"the environment of {self.kind} cannot be made: {error.seen.rstrip('.')}"
+        return EpisodeError(seen, fix, path)
 
     @property
     def named_by(self) -> str:

@@ -60,8 +60,8 @@ class TextArenaEnvironmentParams(EnvironmentParams):
         except Exception as error:  # a game's own code
             reason = " ".join(str(error).replace("*", "").split())[:200] or type(error).__name__
             raise EpisodeError(
-                f"TextArena's game {self.game} cannot be reset: {reason}. "
-                "Fix: correct `game` or `params`; it has to be a game for one player"
+                f"TextArena's game {self.game} cannot be reset: {reason}",
+                "correct `game` or `params`; it has to be a game for one player",
             ) from error
         return EnvironmentSource(make)
 

@@ -29,11 +29,11 @@ def write_template(template: str, name: str) -> list[Path]:
     if template not in known:
         close = nearest(template, known)
         hint = f"use --template {close}" if close else f"use one of {', '.join(known)}"
-        raise UsageError(f"there is no template `{template}`. Fix: {hint}")
+        raise UsageError(f"there is no template `{template}`", hint)
     path = Path(f"{name.removesuffix('.yaml')}.yaml")
     if not re.fullmatch(NAME, path.stem):
         raise UsageError(
-            f"`{path.stem}` is not a name. Fix: use up to 100 letters, digits, `_`, `.` and `-`"
+            f"`{path.stem}` is not a name", "use up to 100 letters, digits, `_`, `.` and `-`"
         )
     sources = [files(__name__) / f"{template}{ending}" for ending in (".py", ".yaml")]
     install = install_extra("reasoning-gym,gguf,report")
@@ -54,8 +54,6 @@ def _write_new(path: Path, text: str) -> None:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
-        raise UsageError(f"{path} exists. Fix: give another name: grpo init NAME") from None
+        raise UsageError(f"{path} exists", "give another name: grpo init NAME") from None
     except OSError as error:
-        raise UsageError(
-            f"{path} cannot be written ({error.strerror}). Fix: check the path"
-        ) from None
+        raise UsageError(f"{path} cannot be written ({error.strerror})", "check the path") from None

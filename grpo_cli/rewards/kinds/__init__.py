@@ -22,5 +22,5 @@ def import_optional(module: str, package: str, extra: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise SetupError(
-            f"{package} cannot be imported: {error}. Fix: {install_extra(extra)}"
+            f"{package} cannot be imported: {error}", f"{install_extra(extra)}"
         ) from error

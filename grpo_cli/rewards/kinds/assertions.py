@@ -214,14 +214,15 @@ def read_code(texts: Sequence[list[ast.stmt]], function: str | None) -> ProgramT
             asserting |= {each.name for each in body if isinstance(each, _DEFINITIONS)}
     if form := find_unsupported(whole):
         raise RewardError(
-            f"the tests use {form}, which the sandbox does not have: {_write(whole)!r:.60}. "
-            "Fix: write these tests as assertions, or leave the row out"
+            f"the tests use {form}, which the sandbox does not have: {_write(whole)!r:.60}",
+            "write these tests as assertions, or leave the row out",
         )
     names, imports = _find_names(whole)
     if name := _find_derived(whole, names):
         raise RewardError(
             f"the tests derive a class from the program's {name}, which the sandbox does not have: "
-            f"{_write(whole)!r:.60}. Fix: leave the row out"
+            f"{_write(whole)!r:.60}",
+            "leave the row out",
         )
     assigned = sorted(_find_globals(_write(whole))[1].intersection(names))
     return ProgramTest(Check(names, assigned, [Step(imports), *steps]))

@@ -53,7 +53,7 @@ def _read(batch: Batch, row: int) -> Mapping[str, Any]:
     records = batch.columns.get(EPISODE)
     if records is None:
         raise RewardError(
-            "the completions are not of episodes. Fix: add `tools` or an `environment` to the recipe"
+            "the completions are not of episodes", "add `tools` or an `environment` to the recipe"
         )
     record: Mapping[str, Any] = records[row]
     return record

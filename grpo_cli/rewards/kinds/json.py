@@ -130,7 +130,7 @@ class JsonParams(RewardParams):
         except (OSError, UnicodeDecodeError) as error:
             why = getattr(error, "strerror", None) or "not UTF-8"
             fix = "correct the path, or write the file"
-            raise RewardError(f"{self.path} cannot be read ({why}). Fix: {fix}") from error
+            raise RewardError(f"{self.path} cannot be read ({why})", fix) from error
 
 
 def _as_text(cell: Any) -> str:

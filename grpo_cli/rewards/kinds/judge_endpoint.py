@@ -137,8 +137,8 @@ def _one_line(text: str, longest: int) -> str:
 class _RefusalError(RewardError):
     """A request that got no reply; `all_requests` says whether every other request will end like it."""
 
-    def __init__(self, message: str, *, all_requests: bool = False) -> None:
-        super().__init__(message)
+    def __init__(self, seen: str, fix: str = "", *, all_requests: bool = False) -> None:
+        super().__init__(seen, fix)
         self.all_requests = all_requests
 
 
@@ -270,14 +270,14 @@ class Endpoint:
         answer = f"{self._url} answered {code}: {message}"
         if code == 404:
             fix = f"correct model ({self._params.model}), or base_url (it usually ends in /v1)"
-            return _RefusalError(f"{answer}. Fix: {fix}", all_requests=True)
+            return _RefusalError(f"{answer}", fix, all_requests=True)
         if code in (401, 403):
             fix = f"export {variable}=… (the environment variable that api_key_env names)"
             if self._key:
                 fix = f"put a key that is valid there into the environment variable {variable}"
-            return _RefusalError(f"{answer}. Fix: {fix}", all_requests=True)
+            return _RefusalError(f"{answer}", fix, all_requests=True)
         if getattr(error, "code", None) == "insufficient_quota":
-            return _RefusalError(f"{answer}. Fix: add credit to the account", all_requests=True)
+            return _RefusalError(f"{answer}", "add credit to the account", all_requests=True)
         if code in (408, 409, 429) or code >= 500:
             retries, model = self._params.max_retries, self._params.model
             answer = f"the judge {model!r} gave no score with {retries} retries; {answer}"
@@ -292,9 +292,12 @@ class Endpoint:
         cause = error.__cause__ or error
         words = self._clean(str(cause) or type(cause).__name__)
         if isinstance(cause, ReplyTooLargeError):
-            return _RefusalError(f"{self._url}: {words}. Fix: name an endpoint of chat completions")
-        text = f"no server answers at {self._url} ({words}). Fix: start the server, or correct base_url"
-        return _RefusalError(text, all_requests=True)
+            return _RefusalError(f"{self._url}: {words}", "name an endpoint of chat completions")
+        return _RefusalError(
+            f"no server answers at {self._url} ({words})",
+            "start the server, or correct base_url",
+            all_requests=True,
+        )
 
     def _clean(self, text: str) -> str:
         """Return a server's message on one line, shortened, without the key that some servers repeat."""

@@ -134,7 +134,7 @@ class ModelParams(RewardParams):
     def build(self, context: RewardContext) -> Scorer:
         classifier = _load_classifier(self, context.device)
         for issue in self._label_problems(classifier.labels):
-            raise RewardError(str(issue), issue.path)
+            raise RewardError(issue.seen, issue.fix, issue.path)
         return partial(self._score, classifier)
 
     def _score(self, classifier: "_Classifier", batch: Batch) -> list[Score | Exception]:
@@ -155,8 +155,8 @@ class ModelParams(RewardParams):
                 return classifier.encode(prompt + batch.texts[row], is_chat=False)
             if not classifier.tokenizer.chat_template:
                 raise RewardError(
-                    "prompts are conversations, and the reward model has no chat template. Fix: "
-                    "input: completion, or name a reward model that is made for conversations"
+                    "prompts are conversations, and the reward model has no chat template",
+                    "input: completion, or name a reward model that is made for conversations",
                 )
             if isinstance(completion, str):
                 completion = [{"role": "assistant", "content": completion}]
@@ -289,7 +289,7 @@ def _load_classifier(params: ModelParams, default_device: str) -> _Classifier:
     device = torch.device(default_device if params.device == "auto" else params.device)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         count = torch.cuda.device_count()
-        raise SetupError(f"there is no device {device} (CUDA devices: {count}). Fix: device: cpu")
+        raise SetupError(f"there is no device {device} (CUDA devices: {count})", "device: cpu")
     # bfloat16 on the CPU is slow, and rounds scores for no gain.
     dtype = "float32" if params.dtype == "auto" and device.type == "cpu" else params.dtype
     location = str(params.folder.absolute()) if params.is_local else params.path
@@ -336,8 +336,8 @@ def _find_max_length(params: ModelParams, model: Any, tokenizer: Any) -> int | N
         return min(filter(None, (positions, tokenizer.model_max_length)))
     if positions and positions < params.max_length:
         raise RewardError(
-            f"max_length: {params.max_length} is more than the {positions} tokens the model is made for. "
-            f"Fix: max_length: {positions}"
+            f"max_length: {params.max_length} is more than the {positions} tokens the model is made for",
+            f"max_length: {positions}",
         )
     return params.max_length
 
@@ -348,7 +348,8 @@ def _check_weights(path: str, report: dict[str, Any]) -> None:
     if missing:
         raise RewardError(
             f"{path} lacks weights of a sequence classifier ({', '.join(missing[:3])}), "
-            "which would be random. Fix: name a model that was trained to score"
+            "which would be random",
+            "name a model that was trained to score",
         )
 
 
@@ -363,8 +364,8 @@ def _set_padding(path: str, model: Any, tokenizer: Any) -> None:
     highest = max(len(tokenizer), tokenizer.pad_token_id + 1)
     if highest > rows:
         raise RewardError(
-            f"the tokenizer of {path} knows {highest} tokens, the model {rows}. "
-            "Fix: use the tokenizer that belongs to these weights"
+            f"the tokenizer of {path} knows {highest} tokens, the model {rows}",
+            "use the tokenizer that belongs to these weights",
         )
     model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
 

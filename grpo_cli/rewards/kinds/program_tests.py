@@ -124,8 +124,9 @@ def _read_texts(texts: Sequence[str], function: str | None) -> list[ProgramTest]
     if test.check and not test.check.names:
         raise RewardError(
             f"the tests use nothing that a program defines: {texts[0]!r:.60}; names of the tests' own, and of "
-            "Python's, are not taken from a program. Fix: if the function is named like one of Python's, set "
-            f"`function` to the column with its name, or import it in the tests (`from {MODULE} import sum`)"
+            "Python's, are not taken from a program",
+            "if the function is named like one of Python's, set "
+            f"`function` to the column with its name, or import it in the tests (`from {MODULE} import sum`)",
         )
     return [test]
 

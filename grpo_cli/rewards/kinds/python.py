@@ -219,10 +219,12 @@ class PythonParams(RewardParams):
         try:
             function = load_name(self.path)
         except SourceError as error:
-            raise RewardError(str(error), "path") from error
+            raise RewardError(error.seen, error.fix, "path") from error
         if not callable(function):
             raise RewardError(
-                f"{self.function!r} in {self.source} cannot be called. Fix: name a function", "path"
+                f"{self.function!r} in {self.source} cannot be called",
+                "name a function",
+                path="path",
             )
         return function
 
@@ -230,8 +232,8 @@ class PythonParams(RewardParams):
         methods = [name for name in ("state_dict", "load_state_dict") if hasattr(function, name)]
         if len(methods) == 1:
             raise RewardError(
-                f"{self.function} has {methods[0]}() alone, so no checkpoint can keep its state. "
-                "Fix: give it both state_dict() and load_state_dict()"
+                f"{self.function} has {methods[0]}() alone, so no checkpoint can keep its state",
+                "give it both state_dict() and load_state_dict()",
             )
         return methods
 
@@ -282,9 +284,8 @@ async def _wait(values: Awaitable[Any]) -> Any:
 def _as_scores(values: Any) -> list[Score]:
     if not isinstance(values, Iterable) or isinstance(values, str | Mapping):
         seen = f"the function returned {type(values).__name__}, not a list with one number a completion"
-        if callable(values):
-            seen += ". Fix: if it makes the reward, write `reward = …()` in the file, and name that"
-        raise RewardError(seen)
+        makes = "if it makes the reward, write `reward = …()` in the file, and name that"
+        raise RewardError(seen, makes if callable(values) else "")
     return [Score(value) for value in values]
 
 

@@ -41,7 +41,7 @@ _FUNCTIONS = frozenset(
     "sin cos tan sec csc cot asin acos atan sinh cosh tanh exp log ln sqrt abs Abs pi".split()
 )
 _LONGEST_ARITHMETIC = 2000
-_FIX = "Fix: take the rows from `dataset: {kind: reasoning_gym}`, or use another kind of reward"
+_FIX = "take the rows from `dataset: {kind: reasoning_gym}`, or use another kind of reward"
 _TUPLES = {"arc_agi": "output", "rearc": "output"}
 """Metadata that scorers compare as nested tuples, which JSON turns into lists."""
 
@@ -115,9 +115,7 @@ class ReasoningGymParams(RewardParams):
     def _task(self, entry: dict[str, Any]) -> str:
         task = self.task or entry["metadata"].get("source_dataset")
         if task is None:
-            raise RewardError(
-                "metadata names no source_dataset. Fix: name the task: task: chain_sum"
-            )
+            raise RewardError("metadata names no source_dataset", "name the task: task: chain_sum")
         return task
 
 
@@ -128,8 +126,7 @@ def _find_scorer(task: str) -> TaskScorer:
 
     if task not in factory.DATASETS:
         close = nearest(task, factory.DATASETS)
-        hint = f" Fix: task: {close}" if close else ""
-        raise RewardError(f"reasoning-gym has no task {task!r}.{hint}")
+        raise RewardError(f"reasoning-gym has no task {task!r}", f"task: {close}" if close else "")
     scorer: TaskScorer = factory.get_score_answer_fn(task)
     return scorer
 
@@ -151,9 +148,9 @@ def _read_entry(batch: Batch, row: int) -> dict[str, Any]:
         # A copy, since scorers may write to it and the completions of a group share the row.
         metadata = json.loads(cell) if isinstance(cell, str) else copy.deepcopy(cell)
     except (json.JSONDecodeError, RecursionError) as error:
-        raise RewardError(f"metadata is not JSON ({error}): {cell[:80]!r}. {_FIX}") from error
+        raise RewardError(f"metadata is not JSON ({error}): {cell[:80]!r}", _FIX) from error
     if not isinstance(metadata, dict):
-        raise RewardError(f"metadata should be a mapping, not {metadata!r:.80}. {_FIX}")
+        raise RewardError(f"metadata should be a mapping, not {metadata!r:.80}", _FIX)
     field = _TUPLES.get(metadata.get("source_dataset", ""))
     if field in metadata:
         metadata[field] = _as_tuples(metadata[field])

@@ -101,12 +101,13 @@ class ServerSampler:
         except requests.ConnectionError as error:
             raise RunError(
                 f"the vLLM server at {self._address} has gone ({type(error).__name__}); an asynchronous "
-                "training cannot continue without it. Fix: see its log in logs/, then use --resume"
+                "training cannot continue without it",
+                "see its log in logs/, then use --resume",
             ) from error
         if not response.ok:
             raise RunError(
-                f"the vLLM server at {self._address} answered {response.status_code}: {response.text[:300]}. "
-                "Fix: follow its message; see its log in logs/"
+                f"the vLLM server at {self._address} answered {response.status_code}: {response.text[:300]}",
+                "follow its message; see its log in logs/",
             )
         return response.json()
 
@@ -182,8 +183,8 @@ class Rollouts:
         still_s = time.monotonic() - self._progress
         if still_s > stale_after_s:
             raise RunError(
-                f"no completion was sampled or scored for {still_s:.0f} s. Fix: see the server's log in logs/, "
-                "then use --resume"
+                f"no completion was sampled or scored for {still_s:.0f} s",
+                "see the server's log in logs/, then use --resume",
             )
 
     def _run(self) -> None:

@@ -187,8 +187,8 @@ class FolderTransfer(async_grpo_trainer.WeightTransferProtocol):
         response = reload_from_folder(iterator, self.folder, self.watch, post)
         if not response.ok:
             raise RunError(
-                f"the vLLM server refused the weights: {response.status_code} {response.text[:300]}. "
-                "Fix: see its log in logs/"
+                f"the vLLM server refused the weights: {response.status_code} {response.text[:300]}",
+                "see its log in logs/",
             )
 
     def resume(self) -> None:
@@ -281,7 +281,8 @@ def _wait_for_server(session: Session, args: AsyncGRPOConfig) -> None:
         if time.monotonic() > deadline:
             raise RunError(
                 f"no vLLM server answers at {args.vllm_server_base_url} (waited "
-                f"{args.vllm_server_timeout:.0f} s). Fix: see its log in logs/, or start one with `grpo serve`"
+                f"{args.vllm_server_timeout:.0f} s)",
+                "see its log in logs/, or start one with `grpo serve`",
             )
         time.sleep(_POLL_S)
 
@@ -375,7 +376,8 @@ def attend(
     if softcap:
         raise RunError(
             f"this model limits its attention scores to {softcap:g}, for which asynchronous training needs the "
-            "package `kernels` and a Hopper GPU. Fix: set `training.mode: sync`"
+            "package `kernels` and a Hopper GPU",
+            "set `training.mode: sync`",
         )
     tree = tree_kv_index, tree_cu_seqlens_q, tree_cu_seqlens_k
     segments = _read_tree(*tree, tree_max_seqlen_q, tree_max_seqlen_k, query.shape[2])
