@@ -184,17 +184,15 @@ def _describe(place: int, run: RunReport) -> dict[str, Any]:
 
 
 def _tell_failure(run: RunReport) -> dict[str, Any] | None:
-    """Return what ended a run: its first line, its fix, and what is folded away."""
+    """Return what ended a run: its first line, and what is folded away."""
     reason, traceback = (run.status.reason or "").strip(), run.status.traceback
     if run.life.state != "failed" or not (reason or traceback):
         return None
-    cause, _, fix = reason.partition("\nFix: ")
-    whole = reason if "\n" in cause.strip() else ""
+    whole = reason if "\n" in reason else ""
     text = run.status.reason_line or "it gave no reason"
     details = {"All of it": whole, "Traceback": traceback}
     return {
         "text": text,
-        "fix": fix,
         "details": {name: each for name, each in details.items() if each},
     }
 

@@ -111,7 +111,6 @@ def test_evaluation_rows_without_the_golds_column_are_told_so(tmp_path):
 def test_a_wrong_value_by_flag_is_cited_as_the_flag(tmp_path):
     (problem,) = plan_from_flags(write_recipe(tmp_path), None, {"max_steps": 0}).problems
     assert str(problem).startswith("--max-steps 0: training.max_steps: max_steps is 0")
-    assert "Fix: set --max-steps to 1 or more" in str(problem)
 
 
 @pytest.mark.parametrize(
