@@ -78,8 +78,7 @@ def _compare(
         if expect is None:
             raise UsageError(
                 f"{against or run.folder.resolved} has no `expect` block",
-                "write one with grpo expect RUN..., "
-                "or name a recipe that has one with --against RECIPE",
+                "write one with grpo expect RUN..., or name a recipe that has one with --against RECIPE",
             )
         found.append(compare_run(run, expect))
     return found

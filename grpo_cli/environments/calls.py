@@ -89,8 +89,7 @@ def run_chains(chains: Sequence[Chain[T]], *, parallel: int, timeout_s: float) -
     if len(_left) > MOST_LEFT:
         raise EpisodeError(
             f"{len(_left)} calls that took too long still run",
-            "give what tools and environments wait for "
-            "(requests, processes) a time limit of its own",
+            "give what tools and environments wait for (requests, processes) a time limit of its own",
         )
     for number in range(len(chains)):
         advance(number, None)

@@ -29,7 +29,7 @@ def check_harness(name: str | None, tasks: Sequence[str]) -> None:
     if not tasks:
         raise UsageError("--harness lm-eval needs tasks", "--tasks gsm8k,arc_easy")
     if importlib.util.find_spec("lm_eval") is None:
-        raise SetupError("lm-eval is not installed", f"{install_extra('lm-eval')}")
+        raise SetupError("lm-eval is not installed", install_extra("lm-eval"))
     for task in filter(is_task_file, tasks):
         if not Path(task).is_file():
             raise UsageError(f"there is no task file {task}", "correct --tasks")

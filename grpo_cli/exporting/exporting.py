@@ -161,7 +161,7 @@ def _write_checked(
     if not verification["ok"]:
         errors = [each for each in verification["findings"] if each["level"] == "error"]
         listed = "; ".join(f"{each['subject']}: {each['seen']}" for each in errors)
-        raise RunError(f"{listed}. Nothing was exported", f"{errors[0]['fix']}")
+        raise RunError(f"{listed}. Nothing was exported", errors[0]["fix"])
     return request, verification
 
 

@@ -197,8 +197,7 @@ def check_context(tokens: int, config: Any) -> None:
     if context is not None and tokens > context:
         raise RunError(
             f"a prompt and its answer have {tokens} tokens together, and the model reads {context}",
-            "lower "
-            "`generation.max_completion_length`, or `dataset.max_prompt_length`, which leaves rows out",
+            "lower `generation.max_completion_length`, or `dataset.max_prompt_length`, which leaves rows out",
         )
 
 

@@ -272,8 +272,7 @@ def _wait(address: str, command: str, wait_s: float, tell: Callable[[str], None]
         if left <= 0:
             raise SetupError(
                 f"no vLLM server answers at {address} (waited {wait_s:.0f} s)",
-                "start one with\n"
-                f"  {command}\nor leave `base_url` out, and `grpo train` runs one itself",
+                f"start one with\n  {command}\nor leave `base_url` out, and `grpo train` runs one itself",
             )
         time.sleep(min(2 * _POLL_S, left))
 

@@ -102,7 +102,7 @@ def convert_gguf(path: Path, folder: Path) -> None:
             tokenizer.save_pretrained(folder)
     except ImportError as error:
         message = "reading a GGUF file needs the `gguf` package"
-        raise SetupError(message, f"{install_extra('gguf')}") from error
+        raise SetupError(message, install_extra("gguf")) from error
     except (ValueError, KeyError, IndexError) as error:
         why = str(error).rstrip(".")
         fix = "download the file again (it may be cut short), or use the model's safetensors"

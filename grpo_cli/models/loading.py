@@ -433,7 +433,7 @@ def _precision_options(model: ModelConfig, cuda: bool) -> dict[str, Any]:
         fix = "run on a machine with a GPU, or remove `quantization`"
         raise SetupError(f"{what} needs a CUDA device, and there is none", fix)
     if importlib.util.find_spec("bitsandbytes") is None:
-        raise SetupError(f"{what} needs bitsandbytes", f"{install_extra('quantization')}")
+        raise SetupError(f"{what} needs bitsandbytes", install_extra("quantization"))
     if model.quantization == "8bit":
         return {"dtype": dtype, "quantization_config": BitsAndBytesConfig(load_in_8bit=True)}
     config = BitsAndBytesConfig(

@@ -142,8 +142,7 @@ def _explained(action: str, recipe: Recipe) -> Iterator[None]:
     except torch.OutOfMemoryError as error:
         size = recipe.training.per_device_train_batch_size
         raise RunError(
-            f"{action} ran out of memory with per_device_train_batch_size {size}: "
-            f"{str(error).split('. ')[0]}",
+            f"{action} ran out of memory with per_device_train_batch_size {size}: {str(error).split('. ')[0]}",
             "lower it and raise gradient_accumulation_steps, or see what needs most under `cost`",
         ) from error
     except Exception as error:

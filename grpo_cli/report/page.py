@@ -53,7 +53,7 @@ def read_plotly() -> str:
     try:
         from plotly.offline import get_plotlyjs
     except ImportError as error:
-        raise SetupError("plotly is not installed", f"{install_extra('report')}") from error
+        raise SetupError("plotly is not installed", install_extra("report")) from error
     return str(get_plotlyjs())
 
 

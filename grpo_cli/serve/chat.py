@@ -189,7 +189,7 @@ def open_server(
     try:
         import openai
     except ImportError:
-        raise SetupError("the openai package is missing", f"{install_extra('judge')}") from None
+        raise SetupError("the openai package is missing", install_extra("judge")) from None
     try:
         client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
         model = name or list(client.models.list())[-1].id

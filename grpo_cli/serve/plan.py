@@ -72,5 +72,5 @@ def _with_limits(recipe: Recipe, listening: Listening) -> Recipe:
 def _find_command(*, needed: bool) -> tuple[str, ...]:
     command = find_vllm()
     if command is None and needed:
-        raise SetupError("vllm is not installed", f"{install_extra('vllm')}")
+        raise SetupError("vllm is not installed", install_extra("vllm"))
     return command or VLLM_SERVE

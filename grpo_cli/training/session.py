@@ -194,8 +194,7 @@ def check_device(planned: str, actual: str) -> None:
         )
     raise SetupError(
         f"no GPU was found when the run was planned, but torch sees {torch.cuda.device_count()}",
-        "see what "
-        "`grpo doctor` says about the driver; to train on the CPU, set `launch.use_cpu: true`",
+        "see what `grpo doctor` says about the driver; to train on the CPU, set `launch.use_cpu: true`",
     )
 
 

@@ -51,8 +51,7 @@ def _guard(callback: TrainerCallback, name: str, folder: RunFolder) -> None:
                 if event == "on_train_begin":
                     raise RunError(
                         f"{name} could not start a run ({seen})",
-                        "follow its message, or train "
-                        f"without it: remove `{name}` from logging.report_to",
+                        f"follow its message, or train without it: remove `{name}` from logging.report_to",
                     ) from error
                 failed = True
                 _record_failure(

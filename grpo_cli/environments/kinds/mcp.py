@@ -349,8 +349,7 @@ class McpSession:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))
             raise ServerError(
-                f"what it sent is not of the protocol: `{where}`: {first['msg']}, not "
-                f"{first['input']!r:.80}"
+                f"what it sent is not of the protocol: `{where}`: {first['msg']}, not {first['input']!r:.80}"
             ) from error
         except Exception as error:  # of the server, or of the way to it
             late = f"no answer in {self._server.timeout_s:g} s (`timeout_s`)"

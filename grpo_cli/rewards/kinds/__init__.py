@@ -21,6 +21,4 @@ def import_optional(module: str, package: str, extra: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise SetupError(
-            f"{package} cannot be imported: {error}", f"{install_extra(extra)}"
-        ) from error
+        raise SetupError(f"{package} cannot be imported: {error}", install_extra(extra)) from error

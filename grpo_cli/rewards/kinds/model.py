@@ -347,8 +347,7 @@ def _check_weights(path: str, report: dict[str, Any]) -> None:
     missing = sorted({*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])})
     if missing:
         raise RewardError(
-            f"{path} lacks weights of a sequence classifier ({', '.join(missing[:3])}), "
-            "which would be random",
+            f"{path} lacks weights of a sequence classifier ({', '.join(missing[:3])}), which would be random",
             "name a model that was trained to score",
         )
 
