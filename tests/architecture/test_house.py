@@ -111,3 +111,11 @@ def test_the_search_for_sentences_that_are_read_finds_them():
     ):
         assert any(map(_reads_back, ast.walk(ast.parse(text)))), text
     assert not any(map(_reads_back, ast.walk(ast.parse('name in reasons; a.name.partition(".")'))))
+
+
+def test_the_fix_of_an_error_is_a_field_of_its_own():
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("Error"):
+                first = ast.unparse(node.args[0]) if node.args else ""
+                assert "Fix: " not in first, f"{path}:{node.lineno}"

@@ -146,7 +146,7 @@ class DynamicSampling:
         )
         batch.metrics = (
             first.metrics
-            | self._aggregation.measure(first.all_scores, size)
+            | self._aggregation.measure(first.all_scores)
             | measure_lengths(first, self._ended(first))
         )
         return batch, resampled

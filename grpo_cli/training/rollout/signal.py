@@ -11,7 +11,6 @@ from grpo_cli.rewards.scoring import ROUNDING
 from grpo_cli.training.rollout.rollout import Rollout
 from grpo_cli.upstream.trl import (
     CLIPPED_RATIO,
-    FRAC_ZERO_STD,
     MEAN_LENGTH,
     REWARD,
     REWARD_STD,
@@ -63,15 +62,10 @@ class Aggregation:
         totals[scores.isnan().all(dim=1)] = torch.nan
         return totals
 
-    def measure(self, scores: torch.Tensor, group_size: int) -> dict[str, float]:
-        """Return what TRL logs of the scores of a batch: means, deviations, the share of groups without signal."""
+    def measure(self, scores: torch.Tensor) -> dict[str, float]:
+        """Return the means and deviations that TRL logs of the scores of a batch."""
         totals = self.totals(scores)
-        silent = self.find_silent(scores, group_size)
-        metrics = {
-            REWARD: totals.nanmean().item(),
-            REWARD_STD: nanstd(totals).item(),
-            FRAC_ZERO_STD: len(silent) * group_size / len(scores),
-        }
+        metrics = {REWARD: totals.nanmean().item(), REWARD_STD: nanstd(totals).item()}
         for index, name in enumerate(self.names):
             metrics[reward_metric(name)] = scores[:, index].nanmean().item()
             metrics[reward_metric(name, "std")] = nanstd(scores[:, index]).item()

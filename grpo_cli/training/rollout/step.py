@@ -78,10 +78,6 @@ class GenerationStep:
         rollout = replace(rollout, metrics=rollout.metrics | drawn)
         for stage in self.stages if context.training else ():
             rollout = stage(rollout)
-        if context.training:
-            # After dynamic sampling it is that of the first sampling.
-            share = len(rollout.silent) * context.group_size / len(rollout.all_scores)
-            rollout.metrics.setdefault(FRAC_ZERO_STD, share)
         if self._sources and context.training:
             rollout.metrics |= measure_sources(rollout, self._sources, self._aggregation)
         return rollout if self.log is None else self.log(rollout)
@@ -121,7 +117,8 @@ class GenerationStep:
             names = self._aggregation.names
             self._difficulty.learn(rollout.rows, scores, names)
         if context.training:
-            rollout.metrics |= measure_episodes(rollout)
+            share = len(rollout.silent) * size / len(scores)
+            rollout.metrics |= {FRAC_ZERO_STD: share, **measure_episodes(rollout)}
         return rollout
 
     @contextmanager

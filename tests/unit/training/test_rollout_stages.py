@@ -155,8 +155,7 @@ def test_lengths_are_of_the_models_own_tokens():
 def test_metrics_of_scores_leave_out_what_no_reward_scored():
     aggregation = Aggregation(["a", "b"], torch.tensor([1.0, 2.0]), normalized_first=False)
     none = math.nan
-    metrics = aggregation.measure(torch.tensor([[1.0, 1.0], [0.0, none], [none, none]]), 3)
+    metrics = aggregation.measure(torch.tensor([[1.0, 1.0], [0.0, none], [none, none]]))
     assert metrics["reward"] == 1.5
     assert metrics["rewards/a/mean"] == 0.5
     assert metrics["rewards/b/mean"] == 1.0
-    assert metrics["frac_reward_zero_std"] == 0.0
