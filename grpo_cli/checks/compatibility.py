@@ -9,6 +9,7 @@ from typing import NamedTuple
 from grpo_cli.checks.context import CheckContext
 from grpo_cli.issues import Issue
 from grpo_cli.recipe.dataset import MixtureDataset
+from grpo_cli.recipe.episode import EpisodeConfig
 from grpo_cli.recipe.generation import VllmConfig
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.recipe.training import AsyncConfig
@@ -19,6 +20,9 @@ _TABLE = Path(__file__).with_name("compatibility.txt")
 _IS_SET: dict[str, Callable[[Recipe], bool]] = {
     "dataset.streaming": lambda recipe: recipe.dataset.streams is not None,
     "dataset.sources": lambda recipe: isinstance(recipe.dataset, MixtureDataset),
+    "episode": lambda recipe: (
+        recipe.has_episodes or recipe.episode != EpisodeConfig.model_construct()
+    ),
     "generation.backend": lambda recipe: recipe.generation.backend != "transformers",
     "generation.vllm": lambda recipe: (
         recipe.generation.backend == "vllm"

@@ -43,7 +43,7 @@ class CheckContext:
     kinds: Mapping[str, Any]
     """Parameters of the tools and environments without errors, by their path, such as `tools.0`."""
     kind_issues: Sequence[Issue]
-    """What is wrong with the parameters of rewards, tools and environments."""
+    """What is wrong with the parameters of rewards, tools and environments, and with the names of tools."""
     dataset: Any
     """The `dataset` section, by itself if the rest does not fit the schema; None if it does not either."""
     previews: Sequence[Preview]
@@ -65,6 +65,7 @@ def read_context(loaded: LoadedRecipe, hardware: Hardware) -> CheckContext:
     recipe, dataset = loaded.recipe, _read_dataset(loaded)
     read = [read_kinds(loaded, section) for section in SECTIONS]
     rewards, tools, environments = (valid for valid, _ in read)
+    kinds = {**tools, **environments}
     sources = dataset.sources if isinstance(dataset, MixtureDataset) else [dataset]
     seed = recipe.seed if recipe else 0
     previews = [preview(source, seed) for source in sources if source is not None]
@@ -79,8 +80,8 @@ def read_context(loaded: LoadedRecipe, hardware: Hardware) -> CheckContext:
         cast(Recipe, recipe),
         hardware,
         rewards={int(path.split(".")[1]): each for path, each in rewards.items() if "." in path},
-        kinds={**tools, **environments},
-        kind_issues=[issue for _, issues in read for issue in issues],
+        kinds=kinds,
+        kind_issues=[*(issue for _, issues in read for issue in issues), *_check_names(kinds)],
         dataset=dataset,
         previews=previews,
         preview=seen,
@@ -89,6 +90,19 @@ def read_context(loaded: LoadedRecipe, hardware: Hardware) -> CheckContext:
         steps=plan.total_optimizer_steps,
         on_cpu=recipe is not None and checks_on_cpu(recipe.launch, hardware),
     )
+
+
+def _check_names(kinds: Mapping[str, Any]) -> Iterator[Issue]:
+    """Find tools with the same name."""
+    owners: dict[str, str] = {}
+    for path, params in kinds.items():
+        shared = [name for name, owner in owners.items() if owner.startswith("tools")]
+        for name in params.tool_names() or ():
+            # A row takes one environment, so the names of two of them do not meet.
+            if name in shared:
+                seen = f"its tool `{name}` has the same name as that of {owners[name]}"
+                yield Issue(seen, "rename one of them: the model calls tools by name", path)
+            owners.setdefault(name, path)
 
 
 def _read_dataset(loaded: LoadedRecipe) -> Any:

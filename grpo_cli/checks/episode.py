@@ -12,7 +12,6 @@ from grpo_cli.errors import ProblemsError, nearest
 from grpo_cli.issues import Issue
 from grpo_cli.models.source import read_source_template
 from grpo_cli.recipe.dataset import PromptConfig
-from grpo_cli.recipe.episode import EpisodeConfig
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.units import count_noun
 
@@ -27,36 +26,16 @@ _SCORE_CALLS = frozenset({"tool_use", "environment", "python"})
 
 _DIALOGUE = "an episode is a dialogue, which needs a chat template"
 
-_ADD = "add `tools` or an `environment`"
-
-
-def _check_names(kinds: Kinds) -> Iterator[Issue]:
-    owners: dict[str, str] = {}
-    for path, params in kinds.items():
-        shared = [name for name, owner in owners.items() if owner.startswith("tools")]
-        for name in params.tool_names() or ():
-            # A row takes one environment, so the names of two of them do not meet.
-            if name in shared:
-                seen = f"its tool `{name}` has the same name as that of {owners[name]}"
-                yield Issue(seen, "rename one of them: the model calls tools by name", path)
-            owners.setdefault(name, path)
-
-
-def check_kinds(context: CheckContext) -> Iterator[Issue]:
-    """Find wrong parameters of rewards, tools and environments, and tools with one name."""
-    yield from context.kind_issues
-    yield from _check_names(context.kinds)
-
 
 def check_episodes(context: CheckContext) -> Iterator[Issue]:
     """Find settings of episodes that have no effect or do not fit together."""
     recipe, kinds = context.recipe, context.kinds
     yield from _check_rewards(recipe, kinds)
     if not recipe.has_episodes:
-        # A resolved recipe holds the defaults too.
-        if recipe.episode != EpisodeConfig.model_construct():
-            seen = "has no effect: the recipe has neither tools nor an environment"
-            yield Issue(seen, f"{_ADD}, or remove it", "episode", level="warning")
+        seen = "has no effect: the recipe has neither tools nor an environment"
+        yield Issue(
+            seen, "add `tools` or an `environment`, or remove it", "episode", level="warning"
+        )
         return
     yield from _check_order(recipe)
     yield from _check_budget(recipe)
@@ -68,19 +47,7 @@ def check_episodes(context: CheckContext) -> Iterator[Issue]:
 
 
 def _check_rewards(recipe: Recipe, kinds: Kinds) -> Iterator[Issue]:
-    """Find rewards that score episodes without there being any, and the other way around."""
-    for index, reward in enumerate(recipe.rewards):
-        path = f"rewards.{index}"
-        if reward.kind == "environment" and not recipe.environment:
-            seen = "takes the score that an environment gives, and the recipe has no `environment`"
-            yield Issue(seen, "add one, or remove the reward", path)
-        if reward.kind == "tool_use" and not _may_call(recipe, kinds):
-            seen = "scores calls of tools, and the recipe has none that the model may call"
-            yield Issue(seen, "add `tools`, or remove the reward", path)
-        if reward.reads != "last" and not recipe.has_episodes:
-            seen = f"`{reward.reads}` has no effect: completions have one message without tools and environment"
-            yield Issue(seen, f"{_ADD}, or remove it", f"{path}.reads", level="warning")
-
+    """Find scores of environments that no reward reads."""
     used = {reward.kind for reward in recipe.rewards}
     # A function of the user's may ask the environments itself, as in TRL.
     if recipe.rewards and used.isdisjoint(("environment", "python")):
@@ -89,17 +56,6 @@ def _check_rewards(recipe: Recipe, kinds: Kinds) -> Iterator[Issue]:
                 seen = "scores its episodes, and no reward reads that"
                 fix = "add `{kind: environment}` to `rewards`"
                 yield Issue(seen, fix, path, level="warning")
-
-
-def _environments(kinds: Kinds) -> list[Any]:
-    return [params for path, params in kinds.items() if path.startswith("environment")]
-
-
-def _may_call(recipe: Recipe, kinds: Kinds) -> bool:
-    """Return whether the model may call tools; True if only opening an environment tells."""
-    own = _environments(kinds)
-    is_unread = len(recipe.environment) > len(own)
-    return bool(recipe.tools or is_unread or any(each.tool_names() != [] for each in own))
 
 
 def _check_order(recipe: Recipe) -> Iterator[Issue]:

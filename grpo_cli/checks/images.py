@@ -91,19 +91,11 @@ def _has_pillow() -> bool:
 def check_images(context: CheckContext) -> Iterator[Issue]:
     """Check that the model reads images."""
     recipe = context.recipe
-    if not recipe.has_images:
-        if recipe.model.processor:
-            seen = "has no effect: the recipe has no images"
-            fix = "name their columns in `dataset.prompt.images`, or remove it"
-            yield Issue(seen, fix, "model.processor", level="warning")
-        for path in _judges(recipe, images=True):
-            seen, fix = "has no effect: no prompt has images", "remove it"
-            yield Issue(seen, fix, f"{path}.images", level="warning")
-        return
-    for path in _judges(recipe, images=False):
-        seen = "the judge does not see the images of prompts"
-        fix = "write `images: true` there if it reads images"
-        yield Issue(seen, fix, path, level="note")
+    for index, reward in enumerate(recipe.rewards):
+        if reward.kind == "judge" and not reward.params.get("images"):
+            seen = "the judge does not see the images of prompts"
+            fix = "write `images: true` there if it reads images"
+            yield Issue(seen, fix, f"rewards.{index}", level="note")
     place = _PLACE if recipe.dataset.has_images else "episode.images"
     if not _has_pillow():
         yield Issue("Pillow is not installed", install_extra("images"), place, package="pillow")
@@ -145,10 +137,3 @@ def _check_processor(recipe: Recipe) -> Iterator[Issue]:
     if read_source_template(recipe.model) == "" and not (folder / "chat_template.json").exists():
         seen = "images need a chat template, which says where they are in a prompt, and the model has none"
         yield Issue(seen, "set `model.chat_template`", "model.path")
-
-
-def _judges(recipe: Recipe, *, images: bool) -> Iterator[str]:
-    """Yield the paths of judges that get the images of prompts, or of those that do not."""
-    for place, reward in enumerate(recipe.rewards):
-        if reward.kind == "judge" and bool(reward.params.get("images")) is images:
-            yield f"rewards.{place}"

@@ -43,6 +43,10 @@ def check_model(context: CheckContext) -> Iterator[Issue]:
     recipe, model = context.recipe, context.recipe.model
     issues = [*_check_quantization(model), *_check_init_kwargs(model), *_check_source(model)]
     yield from issues
+    if model.processor and not recipe.has_images:
+        seen = "has no effect: the recipe has no images"
+        fix = "name their columns in `dataset.prompt.images`, or remove it"
+        yield Issue(seen, fix, "model.processor", level="warning")
     if not any(issue.level == "error" for issue in issues):
         yield from _check_template(recipe)
 

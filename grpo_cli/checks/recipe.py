@@ -16,7 +16,7 @@ from grpo_cli.checks.compatibility import check_compatibility, is_set
 from grpo_cli.checks.context import Check, CheckContext, read_context
 from grpo_cli.checks.data import check_data
 from grpo_cli.checks.difficulty import check_difficulty
-from grpo_cli.checks.episode import check_episodes, check_kinds
+from grpo_cli.checks.episode import check_episodes
 from grpo_cli.checks.evaluation import check_during, check_early_stopping, check_evaluation
 from grpo_cli.checks.expect import check_expect
 from grpo_cli.checks.generation import check_parts, check_sampling, resolve_backend
@@ -43,7 +43,7 @@ from grpo_cli.models.source import resolve_source
 from grpo_cli.recipe.loading import LoadedRecipe, load_tree
 from grpo_cli.recipe.recipe import Recipe
 
-TREE_CHECKS: tuple[Check, ...] = (check_texts, check_to_do, check_kinds, check_data)
+TREE_CHECKS: tuple[Check, ...] = (check_texts, check_to_do, check_data)
 """Checks that also run if a recipe does not fit the schema."""
 RECIPE_CHECKS: tuple[tuple[str, Check], ...] = (
     ("", check_model),
@@ -65,12 +65,12 @@ RECIPE_CHECKS: tuple[tuple[str, Check], ...] = (
     ("", check_precision),
     ("", check_training),
     ("", check_partners),
-    ("", check_episodes),
+    ("episode", check_episodes),
     ("warmup", check_warmup),
     ("dataset.sources", check_mixture),
     ("dataset.difficulty", check_difficulty),
     ("dataset.streaming", check_streaming),
-    ("", check_images),
+    ("images", check_images),
     ("", check_evaluation),
     ("", check_during),
     ("", check_early_stopping),
@@ -172,6 +172,7 @@ def check_recipe(
 
 
 def _run_checks(context: CheckContext) -> Iterator[Issue]:
+    yield from context.kind_issues
     recipe, checks = context.loaded.recipe, [*TREE_CHECKS]
     if recipe is not None:
         checks += [check for setting, check in RECIPE_CHECKS if is_set(recipe, setting)]

@@ -1,6 +1,7 @@
 """Checks of the `rewards` section."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from grpo_cli.checks.context import CheckContext
 from grpo_cli.errors import RewardError
@@ -21,12 +22,43 @@ def check_rewards(context: CheckContext) -> Iterator[Issue]:
     yield from _check_repeated(recipe.rewards, context.rewards)
     yield from _check_weights(recipe)
     yield from _check_sources(recipe)
+    yield from _check_unfit(recipe, context.kinds)
     try:
         name_rewards(recipe.rewards)
     except RewardError as error:
         issue = error.as_issue("rewards")
         if all(each.seen != issue.seen for each in context.kind_issues):
             yield issue
+
+
+def _check_unfit(recipe: Recipe, kinds: Mapping[str, Any]) -> Iterator[Issue]:
+    """Find rewards that score episodes or images without there being any."""
+    for index, reward in enumerate(recipe.rewards):
+        path = f"rewards.{index}"
+        if reward.kind == "environment" and not recipe.environment:
+            seen = "takes the score that an environment gives, and the recipe has no `environment`"
+            yield Issue(seen, "add one, or remove the reward", path)
+        if reward.kind == "tool_use" and not _may_call(recipe, kinds):
+            seen = "scores calls of tools, and the recipe has none that the model may call"
+            yield Issue(seen, "add `tools`, or remove the reward", path)
+        if reward.reads != "last" and not recipe.has_episodes:
+            seen = f"`{reward.reads}` has no effect: completions have one message without tools and environment"
+            yield Issue(
+                seen,
+                "add `tools` or an `environment`, or remove it",
+                f"{path}.reads",
+                level="warning",
+            )
+        if reward.kind == "judge" and reward.params.get("images") and not recipe.has_images:
+            seen = "has no effect: no prompt has images"
+            yield Issue(seen, "remove it", f"{path}.images", level="warning")
+
+
+def _may_call(recipe: Recipe, kinds: Mapping[str, Any]) -> bool:
+    """Return whether the model may call tools; True if only opening an environment tells."""
+    own = [params for path, params in kinds.items() if path.startswith("environment")]
+    is_unread = len(recipe.environment) > len(own)
+    return bool(recipe.tools or is_unread or any(each.tool_names() != [] for each in own))
 
 
 def _check_sources(recipe: Recipe) -> Iterator[Issue]:

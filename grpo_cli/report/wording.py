@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.text import Text
 
-from grpo_cli.analysis.metrics import say_failures
 from grpo_cli.runs.metrics import PHASES, STAGES, STEP, Step, read_error_shares, read_rewards
 from grpo_cli.units import count_noun, format_duration, format_value
 
@@ -130,6 +129,9 @@ def format_event(record: Mapping[str, Any], temperature: float | None = None) ->
 
 
 def _say_measurement(record: Mapping[str, Any]) -> str:
+    # `grpo --help` reads no metrics.
+    from grpo_cli.analysis.metrics import say_failures
+
     accuracy = record.get("accuracy", {})
     scored = [(f"{name} accuracy", value) for name, value in accuracy.items()]
     # If every score is 0 or 1, the mean says nothing more.

@@ -3,7 +3,6 @@
 math-verify parses them and compares their form; numbers are compared here, as it rounds them to six decimals.
 """
 
-import logging
 import re
 import unicodedata
 from collections.abc import Callable
@@ -95,6 +94,8 @@ def _is_false_equation(text: str) -> bool:
 @lru_cache(maxsize=8192)
 def parse_expression(text: str) -> list[Any]:
     """Return the sympy objects math-verify reads in `text`; empty if it reads none."""
+    import logging
+
     from math_verify import LatexExtractionConfig, parse
 
     # The time limit is the worker's, which math-verify warns of.
