@@ -18,7 +18,6 @@ from grpo_cli.recipe.base import Section
 from grpo_cli.recipe.dataset import DatasetConfig, MixtureDataset
 from grpo_cli.recipe.episode import KindConfig
 from grpo_cli.recipe.explanation import UNKNOWN, Path, dotted, explain, split_path, unknown_key
-from grpo_cli.recipe.launch import LaunchConfig
 from grpo_cli.recipe.loading import LoadedRecipe
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.recipe.rewards import RewardConfig
@@ -57,7 +56,7 @@ class CheckContext:
     steps: int | None
     """Optimizer steps of the training; None if they are not known."""
     on_cpu: bool
-    """Whether training is known to be on a CPU."""
+    """Whether training is known to be on a CPU; a job's nodes may have GPUs that this machine lacks."""
 
 
 def read_context(loaded: LoadedRecipe, hardware: Hardware) -> CheckContext:
@@ -66,9 +65,8 @@ def read_context(loaded: LoadedRecipe, hardware: Hardware) -> CheckContext:
     read = [read_kinds(loaded, section) for section in SECTIONS]
     rewards, tools, environments = (valid for valid, _ in read)
     kinds = {**tools, **environments}
-    sources = dataset.sources if isinstance(dataset, MixtureDataset) else [dataset]
     seed = recipe.seed if recipe else 0
-    previews = [preview(source, seed) for source in sources if source is not None]
+    previews = [preview(source, seed) for source in dataset.parts] if dataset else []
     seen = previews[0] if previews else None
     if isinstance(dataset, MixtureDataset):
         seen = join_previews(dataset, previews)
@@ -88,7 +86,9 @@ def read_context(loaded: LoadedRecipe, hardware: Hardware) -> CheckContext:
         num_processes=processes,
         plan=plan,
         steps=plan.total_optimizer_steps,
-        on_cpu=recipe is not None and checks_on_cpu(recipe.launch, hardware),
+        on_cpu=recipe is not None
+        and is_on_cpu(recipe.launch, hardware)
+        and (recipe.launch.use_cpu or recipe.launch.slurm is None),
     )
 
 
@@ -116,11 +116,6 @@ def _read_dataset(loaded: LoadedRecipe) -> Any:
 
 
 Check = Callable[[CheckContext], Iterable[Issue]]
-
-
-def checks_on_cpu(launch: LaunchConfig, hardware: Hardware) -> bool:
-    """Return whether training is known to be on a CPU; a job's nodes may have GPUs that this machine lacks."""
-    return is_on_cpu(launch, hardware) and (launch.use_cpu or launch.slurm is None)
 
 
 @contextmanager

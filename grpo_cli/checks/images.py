@@ -1,11 +1,11 @@
 """Checks of recipes with images: those of the first rows, the model, and what does not work with them yet."""
 
-import importlib.util
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from grpo_cli.checks.context import CheckContext
+from grpo_cli.checks.launch import has_module
 from grpo_cli.data.images import (
     ImageError,
     as_image,
@@ -45,7 +45,7 @@ def look_at_images(
         columns: Those with images.
         names: The rows' names in messages.
     """
-    if not _has_pillow():
+    if not has_module("PIL"):
         return
     columns, looked_at = tuple(columns), 0
     faults: dict[tuple[str, str], list[tuple[int, ImageError]]] = {}
@@ -84,10 +84,6 @@ def _is_picture(value: object) -> bool:
     return is_file or is_stored_image(value)
 
 
-def _has_pillow() -> bool:
-    return importlib.util.find_spec("PIL") is not None
-
-
 def check_images(context: CheckContext) -> Iterator[Issue]:
     """Check that the model reads images."""
     recipe = context.recipe
@@ -97,7 +93,7 @@ def check_images(context: CheckContext) -> Iterator[Issue]:
             fix = "write `images: true` there if it reads images"
             yield Issue(seen, fix, f"rewards.{index}", level="note")
     place = _PLACE if recipe.dataset.has_images else "episode.images"
-    if not _has_pillow():
+    if not has_module("PIL"):
         yield Issue("Pillow is not installed", install_extra("images"), place, package="pillow")
     try:
         reads = reads_images(recipe.model)

@@ -95,6 +95,8 @@ class CheckedRecipe:
     batch: BatchPlan | None
     """None if the recipe does not fit the schema."""
     num_processes: int
+    on_cpu: bool
+    """Whether training is known to be on a CPU."""
     unseen: tuple[str, ...] = ()
     """What the training depends on and no check looked at, in words."""
 
@@ -168,7 +170,8 @@ def check_recipe(
         placed = [*_without_packages(placed, {note.path for note in notes})]
     batch = None if loaded.recipe is None else context.plan
     issues = tuple(_name_packages_once(sort_issues(placed)))
-    return CheckedRecipe(loaded, issues, context.preview, batch, context.num_processes, unseen)
+    processes, on_cpu = context.num_processes, context.on_cpu
+    return CheckedRecipe(loaded, issues, context.preview, batch, processes, on_cpu, unseen)
 
 
 def _run_checks(context: CheckContext) -> Iterator[Issue]:

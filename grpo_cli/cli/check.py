@@ -32,22 +32,19 @@ def check(
 
     `--gpus 8 --no-environment` checks it for another machine.
     """
-    from grpo_cli.checks.context import checks_on_cpu
     from grpo_cli.checks.recipe import check_recipe
     from grpo_cli.errors import RecipeError
     from grpo_cli.machine import read_hardware
 
-    hardware = read_hardware(gpus)
-    checked = check_recipe(recipe, set_, hardware, environment=environment)
+    checked = check_recipe(recipe, set_, read_hardware(gpus), environment=environment)
     if json:
         print_json(checked.as_json())
         raise typer.Exit(RecipeError(checked.errors).exit_code if checked.errors else ExitCode.OK)
     print_problems(problem for problem in checked.problems if problem.level != "error")
-    cpu = checks_on_cpu(checked.recipe.launch, hardware)
-    _print_check(checked, cpu=cpu, there=gpus is not None)
+    _print_check(checked, there=gpus is not None)
 
 
-def _print_check(checked: "CheckedRecipe", *, cpu: bool, there: bool) -> None:
+def _print_check(checked: "CheckedRecipe", *, there: bool) -> None:
     """Print what was read; `there` is whether another machine trains."""
     from grpo_cli.models.vllm_engine import describe_weights
     from grpo_cli.recipe.fast import describe_fast
@@ -73,10 +70,12 @@ def _print_check(checked: "CheckedRecipe", *, cpu: bool, there: bool) -> None:
     if checked.batch is not None:
         table.add_row("batch", _describe_batch(checked.batch))
     if recipe.generation.backend == "vllm":
-        device: Literal["cpu", "cuda"] = "cpu" if cpu else "cuda"
+        device: Literal["cpu", "cuda"] = "cpu" if checked.on_cpu else "cuda"
         weights = describe_weights(recipe, device)
         table.add_row("vllm", f"{recipe.generation.vllm.mode}, {weights}")
-    table.add_row("fast", f"{describe_fast(recipe, cpu=cpu)} (tried on the model at step 1)")
+    table.add_row(
+        "fast", f"{describe_fast(recipe, cpu=checked.on_cpu)} (tried on the model at step 1)"
+    )
     console.print(table)
     path, where = checked.loaded.source, " there" if there else ""
     if not checked.unseen:

@@ -110,7 +110,7 @@ def test_names_of_users_are_printed_as_they_are(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     text = GOOD.replace('answer: "4"}', 'answer: "4", ":x:[red]": 1}')
     path = write_recipe(Path(), text, "a:100:[i]b.yaml")
-    check._print_check(check_recipe(path), cpu=True, there=False)
+    check._print_check(check_recipe(path), there=False)
     printed = capsys.readouterr().out
     for name in ("✓ a:100:[i]b.yaml passes", ":x:[red]"):
         assert name in printed
