@@ -45,9 +45,9 @@ def look_at_images(
         columns: Those with images.
         names: The rows' names in messages.
     """
-    if not has_module("PIL"):
-        return
     columns, looked_at = tuple(columns), 0
+    if not columns or not has_module("PIL"):
+        return
     faults: dict[tuple[str, str], list[tuple[int, ImageError]]] = {}
     for place, row in rows.items():
         folder = names.folder(place)
