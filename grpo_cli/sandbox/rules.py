@@ -165,9 +165,8 @@ class TestPeer(Peer):
         value = super().get(target, name)
         if callable(value) and not target._remote.made:
             is_named = type(type(target)) is Class
-            if name in (_CLAIMS if is_named else _OF_DATA) or not (
-                is_named or isinstance(value, Remote)
-            ):
+            names = _CLAIMS if is_named else _OF_DATA
+            if name in names or not (is_named or isinstance(value, Remote)):
                 self.refuse(target, f"does not stand for data: {name!r}")
         return value
 
@@ -180,7 +179,8 @@ class TestPeer(Peer):
             args = (*args[:2], None)
         remotes = [remote, *(each._remote for each in args if isinstance(each, Remote))]
         is_informed = len(remotes) <= len(args)
-        if type(target) is Operand and name not in _OF_ANY and args != (None,):
+        is_none = name == "__eq__" and args[0] is None
+        if type(target) is Operand and not is_none and name not in _OF_ANY:
             self.refuse(target, f"has no `{name}`")
         if is_informed and name in (*COMPARISONS, *ARITHMETIC):
             # Of a class derived from a plain one, a copy in that counts.

@@ -113,11 +113,8 @@ def _find(name: str) -> "Any":
 class Copies:
     """Lists and the like that crossed: what changes in one process is sent with its next message."""
 
-    def __init__(
-        self, first: int, describe: "Callable[[Any], object]", resolve: "Callable[..., object]"
-    ) -> None:
-        self._next = first
-        self._describe, self._resolve = describe, resolve
+    def __init__(self, first: int, describe: "Any", resolve: "Any") -> None:
+        self._next, self._describe, self._resolve = first, describe, resolve
         self._numbers: dict[int, int] = {}
         self._entries: dict[int, tuple[Any, list[Any], object]] = {_UNUSED: ([], [], None)}
         """The copy here, its items, and as what it was last written, by number."""
@@ -156,19 +153,20 @@ class Copies:
         del self._numbers[id(self._entries.pop(number)[0])]
 
     def take_changes(self) -> "list[list[object]]":
-        """Return what changed here since the last message, and forget what nobody else uses here."""
-        unused = 0
+        """Return what changed here since the last message, and forget in both what nobody else uses here."""
+        unused, forgotten = 0, []
         for number, (value, items, _) in [*self._entries.items()]:
             uses, now = sys.getrefcount(value), _list_items(value)
             if len(now) != len(items) or not all(map(is_, now, items)):
                 self._refer(value)
             if number == _UNUSED:
                 unused = uses
-            elif uses <= unused:
+            elif uses <= unused and number not in self._unsent:
                 self._forget(number)
-        changes: list[list[object]] = [[*each] for each in self._unsent.items()]
+                forgotten.append(number)
+        changes = {**self._unsent, **dict.fromkeys(forgotten)}
         self._unsent = {}
-        return changes
+        return [[*each] for each in changes.items()]
 
     def update(self, changes: "list[Any]") -> None:
         """Change the copies here that were changed in the other process."""
@@ -176,6 +174,9 @@ class Copies:
             entry: Any = self._entries.get(number, (None, [], None))
             value, _, known = entry
             if written == known:
+                continue
+            if written is None:
+                self._forget(number)
                 continue
             new: Any = decode(written, self._resolve)
             if number not in self._entries and hasattr(type(new), "clear"):

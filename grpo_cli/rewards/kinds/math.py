@@ -59,7 +59,7 @@ class MathParams(RewardParams):
     Formula: 1 if the answer found in the completion equals the gold, else 0. Numbers are compared exactly
     (1,000 = 1000, 3/4 = 0.75, 2^{10} = 1024, 50% = 50 = 0.5; units are ignored), except that a decimal
     meets a number without a finite decimal (1/3, \pi, e^{-50}) if they differ by at most a millionth of it.
-    Words are compared case-insensitively, and anything else in the form that math-verify reads. A set is
+    Words and dates are compared as text, and anything else in the form that math-verify reads. A set is
     not a point or an interval, but a list (`2,3`) equals either; letters that are not a word are a product
     (`AB` = `BA`). The gold may be `72`, `#### 72`, `\boxed{72}` or a solution that ends in one of these. No
     answer found, or one too long or too explosive to evaluate (`9**9**9**9`), scores 0. If the gold cannot
