@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
-from grpo_cli.checks.context import read_kinds
 from grpo_cli.checks.recipe import CheckedRecipe, check_recipe
 from grpo_cli.convert import trl
 from grpo_cli.convert.axolotl import convert_axolotl
@@ -32,7 +31,6 @@ from grpo_cli.convert.shell import Command, read_command
 from grpo_cli.convert.shell_flags import Flags, read_flags
 from grpo_cli.convert.sources import read_python
 from grpo_cli.convert.swift import SWIFT_KEYS, convert_swift
-from grpo_cli.convert.versions import note_versions
 from grpo_cli.errors import UsageError, nearest, recipe_error
 from grpo_cli.issues import Issue, Location
 from grpo_cli.recipe.yaml_tree import Node, read_source, read_text
@@ -150,24 +148,8 @@ def _convert(source: Path, dialect: str | None, output: Path | None) -> Conversi
             f"prompt as Jinja over the columns\n{PROMPT_EXAMPLE}",
         )
         problems = tuple(each for each in problems if each.path != "dataset.prompt")
-    _name_columns(report, checked)
     text = write_recipe(report, source.name)
     return Conversion(source, text, report.recipe, problems, output, report)
-
-
-def _name_columns(report: KeyReport, checked: CheckedRecipe) -> None:
-    """Add the columns that the rewards read to the example of what makes prompts of rows."""
-    available = (checked.preview.columns if checked.preview else None) or ()
-    params = read_kinds(checked.loaded, "rewards")[0].values()
-    read = dict.fromkeys(name for each in params for name in each.columns().required)
-    first, *others = [name for name in read if name not in available] or [""]
-    first = "answer" if not read and "rewards" in report.to_do else first
-    text = report.to_do.get("dataset.prompt", "")
-    if first and PROMPT_EXAMPLE in text:
-        items = [rf"{first}: {{from: answer, regex: '####\s*(.+)$'}}"]
-        items += [f"{each}: {each}" for each in others]
-        columns = f"columns: {{{', '.join(items)}}}   # what rewards receive"
-        report.to_do["dataset.prompt"] = f"{text}\n{columns}"
 
 
 def _check(
@@ -185,7 +167,8 @@ def _check(
         prefix=".convert-",
         suffix=".yaml",
     ) as file:
-        file.write(write_recipe(report, source.name))
+        # What is to do is told by convert itself.
+        file.write(write_recipe(report, source.name).replace("# TO DO: ", "# To do: "))
         file.flush()
         checked = check_recipe(Path(file.name), _list_overrides(report))
     name = checked.loaded.tree.location.source
@@ -249,7 +232,7 @@ def translate(
             "model.dtype", "float32", "was bfloat16, which rounds most updates away"
         )
     if report.dialect in ("trl", "open-r1"):
-        note_versions(report)
+        trl.note_versions(report)
     for target in _PATHS:
         _anchor(report, target, here, folders[0])
     return report
@@ -297,6 +280,7 @@ def _translate_command(
     tree = flags.tree
     if script is not None:
         values = {**tree.plain(), **dict.fromkeys(flags.unset, MISSING)}
+        values = {name: each for name, each in values.items() if name not in flags.launch}
         module = read_python(read_source(script), script)
         reader = Script(*module, script, folders[0], values, tree.key_locations)
         reader.is_asked = is_asked
@@ -352,7 +336,12 @@ def _record_shell(report: KeyReport, command: Command, flags: Flags, source: Pat
 def _translate_script(script: Script, folders: tuple[Path, ...]) -> KeyReport:
     """Translate a Python script that was parsed."""
     script.read()
-    report = script.report
+    report, reader = script.report, script.evaluator
+    for name in reader.flags.keys() - reader.used - report.tree.value.keys():
+        text = f"--{name}"
+        report.note(
+            text, reader.places.get(name, report.tree.location), "the script has no such argument"
+        )
     trl.convert_trl(report, folders, script.rewards)
     for target, (key, value, at) in script.extra.items():
         script.put(key, value, at)

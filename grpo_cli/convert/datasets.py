@@ -14,7 +14,8 @@ from grpo_cli.recipe.explanation import Path
 BUILDERS = ("json", "csv", "parquet")
 """What `load_dataset` calls files of a kind; a recipe tells them apart by their endings."""
 FILE_ENDINGS = (".json", ".jsonl", ".csv", ".parquet")
-PROMPT_EXAMPLE = 'prompt: {system: "Think step by step.", user: "{{ question }}"}'
+PROMPT_EXAMPLE = """prompt: {system: "Think step by step.", user: "{{ question }}"}
+columns: {answer: {from: answer, regex: '####\\s*(.+)$'}}   # what rewards receive"""
 """An example of what replaces Python code that builds prompts."""
 NO_DATASET = "say where the rows come from: `kind`, and `path` or `train`"
 NAMED = read_table("named")

@@ -127,6 +127,8 @@ class KeyReport:
 
     def keep(self, key: Path, target: str, value: Any, note: str = "") -> None:
         """Put a value into the recipe, with a comment, and record the key that it came from."""
+        if target == "generation.top_k" and value == -1:
+            value, note = 0, "-1, as vLLM writes off"
         put(self.recipe, target, value)
         self.settle(key, target, note)
         origin = self.origin(key)
@@ -157,9 +159,10 @@ class KeyReport:
 
     def note(self, text: str, where: Location, reason: str) -> None:
         """Record a part of the source that is not a key, and has no place in a recipe."""
-        line = f" (line {where.line})"
+        cell = where.source.rpartition(", ")[2]
+        line = f" ({f'{cell}:' if cell.startswith('cell ') else 'line '}{where.line})"
         while text in self.tree.value:
-            text += " " if line in text else line
+            text += f":{where.column}" if line in text else line
         self.tree.value[text] = Node(None, where)
         self.tree.key_locations[text] = where
         self.drop((text,), reason)
@@ -304,12 +307,7 @@ _SECTIONS = frozenset(
 
 
 def write_recipe(report: KeyReport, source: str) -> str:
-    """Return the recipe as YAML: comments name the sources, and what was dropped is listed last.
-
-    Args:
-        report: The finished report.
-        source: The file's name.
-    """
+    """Return the recipe as YAML: comments name the sources, and what was dropped is listed last."""
     head = (
         f"From {source}, a config of {report.tool}, by `grpo convert`. Comments name the key that a "
         "value came from if it had another name there; what was not taken over is listed at the end. "
@@ -370,12 +368,7 @@ def _write_entry(report: KeyReport, target: str, value: Any, pad: str = "") -> I
 
 
 def _write_to_do(report: KeyReport, section: str, key: str = "", pad: str = "") -> Iterator[str]:
-    """Yield what is to do in a section that is written, with the sections that its lines are in if they are not.
-
-    Args:
-        section: The section; empty for the recipe.
-        key: Of the recipe, the key.
-    """
+    """Yield what is to do in a section that is written (or for a key of the recipe), below sections that are not."""
     opened: set[str] = set()
     for target, text in report.to_do.items():
         steps = target.split(".")

@@ -66,7 +66,7 @@ class Script(ScriptModel):
             if name in bound:
                 take(*bound[name])
         self.take_tokenizers()
-        self._take_objects(trainer, bound)
+        self._take_objects(bound)
         if trainer is not None:
             at = bound.get("train_dataset", (None, trainer.node))
             self.take_rows(at, bound.get("eval_dataset"))
@@ -226,6 +226,7 @@ class Script(ScriptModel):
         if is_own and self.file.suffix == ".ipynb":
             text = f"copy the reward functions of {self.file.name} into {self.path}"
             self.report.add_to_do("rewards", text)
+            self.report.unread.add("rewards")
         elif is_own and trains and not any("__name__" in test for test in tests):
             self.report.add_to_do(
                 "rewards",
@@ -267,7 +268,7 @@ class Script(ScriptModel):
         self.leave("rewards", None, item.node, fix)
         return Reward(None, "is not a function at the top level of the script")
 
-    def _take_objects(self, trainer: Object | None, bound: Bound) -> None:
+    def _take_objects(self, bound: Bound) -> None:
         """Take, drop, or leave to the user the objects that `GRPOTrainer` gets."""
         for name, (value, node) in bound.items():
             listed = value.data if isinstance(value, Literal) else None
@@ -287,6 +288,3 @@ class Script(ScriptModel):
                     self.drop(code_of(each.node, 120), each.node, _NO_CALLBACKS)
             elif name in read_keys("script-trainer"):
                 self.drop(f"GRPOTrainer.{name}", node, read_keys("script-trainer")[name])
-        for made in self.made:
-            if trainer is not None and made.owner is trainer and made.name == "add_callback":
-                self.drop(code_of(made.node, 120), made.node, _NO_CALLBACKS)

@@ -10,7 +10,15 @@ from grpo_cli.convert.key_report import KeyReport, by_key, read_keys, write_valu
 from grpo_cli.convert.rewards import Reward, name_file
 from grpo_cli.convert.script_environment import Assignment, TooLongError
 from grpo_cli.convert.script_evaluator import Evaluator
-from grpo_cli.convert.script_parts import code_of_call, find_target, kind_of, list_settings, role_of
+from grpo_cli.convert.script_parts import (
+    code_of_call,
+    find_target,
+    is_item,
+    kind_of,
+    list_settings,
+    role_of,
+    rows_of,
+)
 from grpo_cli.convert.script_values import (
     METHODS,
     MISSING,
@@ -21,6 +29,8 @@ from grpo_cli.convert.script_values import (
     Value,
     code_of,
     default_of,
+    describe_test,
+    is_unset,
     line_of,
     parts_of,
     plain,
@@ -63,7 +73,7 @@ class ScriptAccount:
         """That under which the script makes the trainer."""
         self._accounted: set[ast.AST] = set()
         """Code that is in the report."""
-        self.parts: dict[int, str] = {}
+        self._parts: dict[int, str] = {}
         """Roles of what the trainer gets from functions that are not read, by id."""
         self._read()
         self.made = self.evaluator.made
@@ -116,7 +126,7 @@ class ScriptAccount:
 
     def find(self, value: Value | None, meant: str) -> tuple[list[Object], list[Object]]:
         """Return the calls of a kind or name that a value begins with, and those that it passes through."""
-        inside = reachable(value)
+        inside = rows_of(value) if meant == "rows" else reachable(value)
         ids = {id(each) for each in inside}
         calls = [each for each in inside if isinstance(each, Object) and each.is_call]
         begins = [made for made in calls if meant in (kind_of(made), made.last_name)]
@@ -199,29 +209,24 @@ class ScriptAccount:
                 return True
         return False
 
-    def _locate(self, line: int, name: str) -> tuple[str, int]:
-        """Return the file (and cell of a notebook) of a line, and the line in it."""
-        starts = [start for start in self._cells if start <= line]
-        return (f"{name}, cell {len(starts)}", line - starts[-1] + 1) if starts else (name, line)
-
-    def locate(self, node: ast.AST) -> str:
-        """Return the file and line of code, such as `train.py:12`."""
-        if isinstance(place := getattr(node, "place", None), Location):
-            return f"{FilePath(place.source).name}:{place.line}"
-        name, line = self._locate(line_of(node), self.file.name)
-        return f"{name}:{line}"
-
-    def line_of(self, node: ast.AST) -> str:
-        """Return the line of code, such as `line 12`, or `cell 3:12` in a notebook."""
-        name, line = self._locate(line_of(node), "")
-        return f"{name.removeprefix(', ')}:{line}" if name else f"line {line}"
-
     def place(self, node: ast.AST) -> Location:
         """Return where code is written."""
         if isinstance(place := getattr(node, "place", None), Location):
             return place
-        name, line = self._locate(getattr(node, "lineno", 1), str(self.file))
+        line, name = line_of(node), str(self.file)
+        if starts := [start for start in self._cells if start <= line]:
+            line, name = line - starts[-1] + 1, f"{name}, cell {len(starts)}"
         return Location(name, line, getattr(node, "col_offset", 0) + 1)
+
+    def locate(self, node: ast.AST) -> str:
+        """Return the file and line of code, such as `train.py:12`."""
+        place = self.place(node)
+        return f"{FilePath(place.source).name}:{place.line}"
+
+    def line_of(self, node: ast.AST) -> str:
+        """Return the line of code, such as `line 12`, or `cell 3:12` in a notebook."""
+        text = self.locate(node)
+        return text.rpartition(", ")[2] if self._cells else f"line {text.rpartition(':')[2]}"
 
     def put(self, key: str, value: Any, node: ast.AST) -> None:
         """Write a key of the config."""
@@ -289,6 +294,12 @@ class ScriptAccount:
         """Leave a key of the recipe to the user, with the code that computes it and its default."""
         self.account(node, inside=value is None)
         default = default_of(value)
+        if (
+            isinstance(value, Choice)
+            and isinstance(node, ast.stmt)
+            and not isinstance(node, ast.Assign)
+        ):
+            node = next(each.node for each in value.parts if not is_unset(each))
         target = target.removesuffix(".**").removesuffix(".*")
         example = ""
         about = self._describe(value, node) if plain(value) is MISSING else ""
@@ -306,7 +317,7 @@ class ScriptAccount:
         """Return what is known of a value that is not known as a whole."""
         if isinstance(value, Choice):
             pairs = [(self._name_option(each), test) for test, each in value.options]
-            texts = [f"{text} if `{test}`" if test else text for text, test in pairs]
+            texts = [f"{text} {describe_test(test)}" if test else text for text, test in pairs]
             return f" ({', or '.join(texts)})"
         default = default_of(value)
         if default is not MISSING and isinstance(value, Object) and value.name == "replaceable":
@@ -351,9 +362,6 @@ class ScriptAccount:
         """Name every argument, assignment and method call that is not in the report.
 
         These are the ones on the training's objects, and those that have the name of a setting.
-
-        Args:
-            bound: What the trainer gets.
         """
         reached = {id(each) for value, _ in bound.values() for each in reachable(value)}
         harmless = {*by_key(read_keys("script-harmless"))}
@@ -376,11 +384,16 @@ class ScriptAccount:
             self._sweep_arguments(made, role, id(made) in reached)
         self._sweep_unread()
 
+    def name_part(self, value: Value, role: str) -> None:
+        """Record the role of a value that the trainer gets from a function that is not read."""
+        if not role_of(value):
+            self._parts[id(value)] = role
+
     def _find_role(self, value: Value | None) -> str:
         """Return the role of a value, which the trainer may get from a function that is not read."""
         role = role_of(value)
         while not role and isinstance(value, Object):
-            role, value = self.parts.get(id(value), ""), value.owner
+            role, value = self._parts.get(id(value), ""), value.owner
         return role
 
     def when(self, made: Object) -> str:
@@ -415,7 +428,7 @@ class ScriptAccount:
         if is_reached:
             when = self.when(made)
             reason = "part of a value that is left to write"
-            reason = f"whether GRPOTrainer gets it depends on `{when}`" if when else reason
+            reason = f"GRPOTrainer gets it only {describe_test(when)}" if when else reason
         if role in ("trainer", "config"):
             reason = f"of another {role}, or of one that GRPOTrainer is not known to get"
         if made.cls is not None and is_reached:
@@ -430,8 +443,8 @@ class ScriptAccount:
 
     def _sweep_method(self, made: Object, role: str) -> None:
         name, code = made.last_name, code_of_call(made)
-        if role == "rows" and made.name in METHODS:
-            return
+        if made.name in (*METHODS, "items", "keys", "values", "item", "tolist", "copy", "append"):
+            return  # of a result
         if role == "trainer" and name == "train" and not made.args:
             self.put(code, None, made.node)
             self.report.settle((code,), "training", "what `grpo train` does")
@@ -445,19 +458,24 @@ class ScriptAccount:
     def _sweep_call(self, made: Object, is_reached: bool) -> None:
         """Name a call that gets a part of the training, and may change it."""
         objects = [each for each in (made.args or {}).values() if isinstance(each, Object)]
-        roles = [
-            self._find_role(each)
-            for each in objects
-            # What a tokenizer makes of a text is not the tokenizer.
-            if not (each.is_call and each.owner and self._find_role(each) == "tokenizer")
+        roles = [(self._find_role(each), each) for each in objects]
+        # What a tokenizer makes of a text is not the tokenizer.
+        touched = [
+            role
+            for role, each in roles
+            if role == "model"
+            or (role == "tokenizer" and (is_item(each) or each is root_of(each)))
+            or (role == "trainer" and each is root_of(each))
         ]
-        touched = [role for role in roles if role not in ("", "rows")]
-        if is_reached or not touched:
+        if is_reached:
             return
         if any(kind_of(each) == "config" for each in objects):
             self.leave_change(made)
+        elif not touched:
+            return
         else:
             reason = f"gets the {touched[0]}, and may change it; its code is not read"
+            reason = by_key(read_keys("script-calls")).get(made.last_name, reason)
             self.drop(code_of_call(made), made.node, reason)
 
     def _sweep_assignment(self, change: Assignment, role: str) -> None:
@@ -469,7 +487,7 @@ class ScriptAccount:
         if isinstance(target, ast.Tuple | ast.List):
             named = [each for each in target.elts if getattr(each, "attr", "") == change.name]
             target = named[0] if named else target
-        where = f" (if `{change.condition}`)" if change.condition else ""
+        where = f" ({describe_test(change.condition)})" if change.condition else ""
         self.drop(f"{code_of(target)} = {code_of(change.value.node)}{where}", change.node, reason)
 
     def _sweep_unread(self) -> None:
@@ -478,18 +496,13 @@ class ScriptAccount:
         for node in self.nodes:
             name = code_of(node.func).rpartition(".")[2] if isinstance(node, ast.Call) else ""
             if node not in values and kind_of(Object(node, name, args={name: Object(node)})):
-                self.drop(code_of(node, 240), node, self._find_unread(node))
+                self.drop(code_of(node, 240), node, "not read: no way to this code was followed")
             if any(isinstance(each, Object) and each.is_call for each in values.get(node, ())):
                 continue  # of another part, which is named
             for setting, value in list_settings(node):
-                if not self.is_accounted(value):
+                # What is computed may be a record of the training.
+                data = [default_of(each) for each in values.get(value, ())]
+                is_known = isinstance(value, ast.Constant) or {*map(id, data)} - {id(MISSING)}
+                if is_known and not self.is_accounted(value):
                     reason = "not known to reach GRPOTrainer"
                     self.drop(f"{setting} = {code_of(value)}", value, reason)
-
-    def _find_unread(self, node: ast.AST) -> str:
-        """Return why code was not read, as far as it is known."""
-        kinds = ast.FunctionDef | ast.AsyncFunctionDef
-        owners = [each for each in self.nodes if isinstance(each, kinds) and node in ast.walk(each)]
-        if not owners or owners[-1] in self.evaluator.entered:
-            return "this code is in a branch or loop that was not read"
-        return f"no call of `{owners[-1].name}` was followed"

@@ -1,7 +1,7 @@
 """Arguments of the command line of a Python script."""
 
 import ast
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from grpo_cli.convert.script_calls import Arguments, Calls
@@ -16,9 +16,7 @@ from grpo_cli.convert.script_values import (
     plain,
     root_of,
 )
-from grpo_cli.convert.trl import KNOWN_KEYS
 from grpo_cli.issues import Location
-from grpo_cli.recipe.grpo_fields import RENAMED, read_grpo_fields
 from grpo_cli.recipe.yaml_tree import read_scalar
 
 _PARSERS = ("HfArgumentParser", "TrlParser", "H4ArgumentParser")
@@ -31,11 +29,12 @@ class CommandLine(Calls):
         self, flags: Mapping[str, Any] | None, places: Mapping[str, Location] | None = None
     ) -> None:
         super().__init__()
-        self._flags = dict(flags or {})
-        self._places = places or {}
+        self.flags = dict(flags or {})
+        self.places = places or {}
         """Where the arguments of the command line are written."""
-        """Arguments of the command line, by name."""
         self._knows_flags = flags is not None
+        self.used: set[str] = set()
+        """Arguments of the command line that the script has."""
 
     def parse(self, node: ast.AST, parser: Object, name: str, args: Arguments) -> Value | None:
         """Return what a parser of the command line returns, if this is one."""
@@ -47,8 +46,6 @@ class CommandLine(Calls):
         if kind in _PARSERS and name.startswith("parse_"):
             listed = (parser.args or {}).get("0") or (parser.args or {}).get("dataclass_types")
             types = self.items_of(listed) if isinstance(listed, Literal) else [listed]
-            fields = {name for each in types or () for name in _list_fields(each)}
-            self._complete(fields)
             made = [self._parse_class(node, each, parser) for each in types or () if each]
             return Literal(node, tuple(made))
         return None
@@ -58,7 +55,6 @@ class CommandLine(Calls):
         calls = [made for made in self.made if made.owner is not None and root_of(made) is parser]
         presets = [made.args or {} for made in calls if made.name == "set_defaults"]
         added = [(_name_argument(made), made) for made in calls if made.name == "add_argument"]
-        self._complete({name for name, _ in added})
         for name, made in [pair for pair in added if pair[0]]:
             args = made.args or {}
             action = plain(args.get("action"))
@@ -72,8 +68,9 @@ class CommandLine(Calls):
             yield name, self._argument(made.node, name, default, kind_name)
 
     def _argument(self, node: ast.AST, name: str, default: Value | None, kind: str = "") -> Value:
-        flag = self._flags.get(name, MISSING)
-        is_unset = name in self._flags and flag is MISSING
+        flag = self.flags.get(name, MISSING)
+        self.used.add(name)
+        is_unset = name in self.flags and flag is MISSING
         if flag is not MISSING:
             return literal(self._mark(node, name), str(flag) if kind == "str" else flag)
         value = default_of(default)
@@ -87,17 +84,8 @@ class CommandLine(Calls):
     def _mark(self, node: ast.AST, name: str) -> ast.AST:
         """Return the code of an argument of the command line, with the place where it is written."""
         marked = ast.copy_location(ast.Name(f"--{name}"), node)
-        marked.place = self._places.get(name)  # type: ignore[attr-defined]
-        return marked if name in self._places else node
-
-    def _complete(self, names: Collection[str]) -> None:
-        """Write out the arguments of the command line that abbreviate one of these names."""
-        for short in [each for each in self._flags if each not in names]:
-            meant = [name for name in names if name.startswith(short)]
-            if len(meant) == 1 and meant[0] not in self._flags:
-                self._flags[meant[0]] = self._flags.pop(short)
-                if short in self._places:
-                    self._places = {**self._places, meant[0]: self._places[short]}
+        marked.place = self.places.get(name)  # type: ignore[attr-defined]
+        return marked if name in self.places else node
 
     def _parse_class(self, node: ast.AST, kind: Value, parser: Object) -> Value:
         """Return an instance of a dataclass whose fields the command line gives."""
@@ -105,11 +93,13 @@ class CommandLine(Calls):
             name: Object(self._mark(node, name), name=f"--{name}")
             if value is MISSING
             else literal(self._mark(node, name), value)
-            for name, value in self._flags.items()
-            if not (name.startswith("no_") and name[3:] in self._flags)
+            for name, value in self.flags.items()
+            if not (name.startswith("no_") and name[3:] in self.flags)
         }
         if not self._knows_flags:
             flags["**"] = Object(node, name="flags", parts=(parser,))
+        base = kind.outside_base if isinstance(kind, Class) else kind
+        self.used |= self.flags.keys() if base is not None else set()
         if not isinstance(kind, Class):
             return self.make(node, kind.name if isinstance(kind, Object) else "", flags)
         instance = Object(node, name=kind.name, cls=kind, parts=(parser,), depth=len(self._undo))
@@ -118,7 +108,7 @@ class CommandLine(Calls):
                 pair = kind.find(name)
                 default = self.default_of_field(pair[1]) if pair else None
                 instance.attrs[name] = self._argument(node, name, default)
-        if (base := kind.outside_base) is not None:
+        if isinstance(base, Object):
             return self.build(instance, base, {**instance.attrs, **flags})
         return instance
 
@@ -131,12 +121,3 @@ def _name_argument(made: Object) -> str:
     long = next((flag for flag in texts if flag.startswith("--")), "".join(texts[:1]))
     dest = plain(args.get("dest"))
     return dest if isinstance(dest, str) else long.lstrip("-").replace("-", "_")
-
-
-def _list_fields(kind: Value | None) -> Iterator[str]:
-    """Yield the fields of a dataclass of the script or of TRL."""
-    for cls in kind.ancestry() if isinstance(kind, Class) else [kind]:
-        if isinstance(cls, Class):
-            yield from cls.fields
-        elif isinstance(cls, Object) and cls.name.startswith("trl."):
-            yield from (*read_grpo_fields(), *RENAMED, *KNOWN_KEYS)

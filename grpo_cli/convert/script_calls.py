@@ -331,7 +331,7 @@ class Calls(Expressions):
             return result
         return (
             self.make(node, "__call__", args, function)
-            if function.is_call
+            if function.is_call or name.startswith("[")
             else self.make(node, name, args, owner)
         )
 

@@ -16,6 +16,7 @@ from grpo_cli.convert.script_values import (
     Object,
     Value,
     code_of,
+    describe_test,
     plain,
     reachable,
 )
@@ -56,7 +57,7 @@ class ScriptModel(ScriptRows):
         options = getattr(value, "options", ())
         tests = [test for test, each in options if loras[0] in reachable(each)]
         if tests:
-            when = f"makes it only if `{tests[0]}`; remove it otherwise"
+            when = f"makes it only {describe_test(tests[0])}; remove it otherwise"
             self.report.add_to_do("model.lora", f"{self.locate(loras[0].node)} {when}")
 
     def _take_lora(self, made: Object, bound: Bound, defaults: dict[str, Any]) -> None:
@@ -85,7 +86,7 @@ class ScriptModel(ScriptRows):
         if isinstance(plain(value), str):
             self.put("model_name_or_path", plain(value), node)
             return
-        self.parts[id(value)] = "model"
+        self.name_part(value, "model")
         bases, passes = self.find(value, "model")
         if len(bases) != 1:
             self.leave("model.path", value, node, "name the model")
@@ -101,13 +102,13 @@ class ScriptModel(ScriptRows):
     def _take_wrapper(self, made: Object, base: Object) -> None:
         """Take a call that a model passes through on its way to the trainer."""
         test = self.when(made)
-        when = f"only if `{test}`: " if test else ""
+        when = f"only {describe_test(test)}: " if test else ""
         name = made.last_name
         self.account(made.node)
         if name == "get_peft_model":
             self._take_peft(made, base)
             if when:
-                text = f"makes it only if `{test}`; remove it otherwise"
+                text = f"makes it only {describe_test(test)}; remove it otherwise"
                 self.report.add_to_do("model.lora", f"{self.locate(made.node)} {text}")
         elif name == "from_pretrained" and when:
             self.leave("model.lora", None, made.node, f"{when}write it, or leave it out")
@@ -218,7 +219,7 @@ class ScriptModel(ScriptRows):
 
     def take_tokenizer(self, value: Value, node: ast.AST) -> None:
         """Take what is done to the tokenizer that the trainer gets."""
-        self.parts[id(value)] = "tokenizer"
+        self.name_part(value, "tokenizer")
         loaded, _ = self.find(value, "from_pretrained")
         if not loaded and plain(value) is not None:
             reason = f"the tokenizer is that of `model.path`; the settings of `{code_of(node)}` are not read"
@@ -237,7 +238,8 @@ class ScriptModel(ScriptRows):
         loaded = {each.node: each for each in self.made if kind_of(each) == "tokenizer"}
         for made in loaded.values():
             bound = self.bind(made, ["pretrained_model_name_or_path"])
-            path, _ = bound.pop("pretrained_model_name_or_path", (None, made.node))
+            path, node = bound.pop("pretrained_model_name_or_path", (None, made.node))
+            self.account(node)
             if model is None or model != plain(path):
                 self.drop(code_of(made.node), made.node, reason)
             home = "model.processor" if "Processor" in made.name else ""

@@ -7,7 +7,15 @@ from pathlib import Path as FilePath
 from typing import Any
 
 from grpo_cli.convert.key_report import read_keys
-from grpo_cli.convert.script_values import Literal, Object, Value, code_of, parts_of, root_of
+from grpo_cli.convert.script_values import (
+    Choice,
+    Literal,
+    Object,
+    Value,
+    code_of,
+    parts_of,
+    root_of,
+)
 from grpo_cli.convert.trl import find_home, find_model_key
 from grpo_cli.recipe.yaml_tree import read_source
 
@@ -20,10 +28,14 @@ def kind_of(made: Object) -> str:
     (loader, _, last), args = made.name.rpartition("."), made.args or {}
     if not made.is_call:
         return ""
-    if last.endswith("Trainer") and ("GRPO" in made.name.upper() or "reward_funcs" in args):
-        return "trainer"
     if last.endswith("Config") and "GRPO" in last:
         return "config"
+    if re.search("Trainer(?!.*(Callback|Config|State))", last):
+        has_config = any(
+            isinstance(each, Object) and kind_of(each) == "config" for each in args.values()
+        )
+        if "GRPO" in made.name.upper() or "reward_funcs" in args or has_config:
+            return "trainer"
     if last in ("get_peft_model", "LoraConfig", "BitsAndBytesConfig"):
         return "adapter"
     if last == "from_pretrained":
@@ -62,12 +74,30 @@ def role_of(value: Value | None) -> str:
         # An item of rows, such as a text, is not rows.
         is_given = any(role_of(each) == "rows" and not is_item(each) for each in args)
         return "rows" if is_given else ""
-    # unsloth returns the tokenizer with the model.
-    while kind == "model" and isinstance(value, Object) and value is not root:
-        if value.name == "[1]":
-            return "tokenizer"
-        value = value.owner
+    chain: list[Object] = []
+    while isinstance(value, Object) and value is not root:
+        chain.append(value)
+        value = next(iter(value.parts), None) if isinstance(value, Choice) else value.owner
+    if kind == "model" and chain and chain[-1].name == "[1]":
+        kind = "tokenizer"  # unsloth returns it with the model
+    if kind in ("trainer", "tokenizer") and any(each.is_call for each in chain[1:]):
+        return ""  # of a result, such as metrics or the tokens of a text
     return "model" if kind == "adapter" else kind
+
+
+def rows_of(value: Value | None) -> list[Value]:
+    """Return a value and the rows that it is made of, the nearest first; what chooses among them is left out."""
+    queue = [value] if value is not None else []
+    for current in queue:
+        parts = [*parts_of(current)]
+        if isinstance(current, Object) and current.owner is not None:
+            parts = [current.owner]
+        elif isinstance(current, Object) and current.is_call:
+            parts = [
+                each for each in parts if not isinstance(each, Object) or role_of(each) == "rows"
+            ]
+        queue += [each for each in parts if not any(each is other for other in queue)]
+    return queue
 
 
 def is_item(value: Value) -> bool:
@@ -107,9 +137,6 @@ def list_settings(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
             pairs = [(name, value)]
     for name, value in pairs:
         target = find_home(name) if isinstance(name, str) else None
-        if target is not None and target.startswith("training.") and not _is_unset(value):
+        is_set = not isinstance(value, ast.Constant) or value.value is not None
+        if target is not None and target.startswith("training.") and is_set:
             yield name, value
-
-
-def _is_unset(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and node.value is None

@@ -9,12 +9,13 @@ from typing import Any
 from grpo_cli.convert.datasets import BUILDERS, NO_DATASET, PROMPT_EXAMPLE
 from grpo_cli.convert.key_report import by_key, read_keys
 from grpo_cli.convert.script_account import ScriptAccount
-from grpo_cli.convert.script_parts import code_of_call
+from grpo_cli.convert.script_parts import code_of_call, is_item, rows_of
 from grpo_cli.convert.script_values import (
     MISSING,
     Object,
     Value,
     code_of,
+    describe_test,
     literal,
     plain,
     reachable,
@@ -24,6 +25,9 @@ _ROWS = ("path", "name", "data_dir", "data_files", "split")
 """Parameters of `load_dataset`, in their order."""
 _READERS = {"from_json": "json", "from_csv": "csv", "from_parquet": "parquet"}
 _NUMBERED = ("select", "take", "skip")
+_AS_TRAINED_ON = (
+    "held-out rows are made as those that are trained on; write this into `dataset.prompt` too"
+)
 At = tuple[Value | None, ast.AST]
 """A value, and where it is written."""
 
@@ -45,16 +49,15 @@ class ScriptRows(ScriptAccount):
             self._name_parts("dataset", train[0])
         else:
             self._take_source(base, train, split)
-            self._take_changes(passes, changes)
+        own = [each for each in changes if each not in passes] if is_held_out else []
+        is_part = self._take_changes(passes if base else [], own, changes)
         if held_out is None or not is_held_out:
             return
-        is_part = any(each.last_name == "train_test_split" for each in changes if each in passes)
-        if not is_part or base is None:
+        if not is_part:
             self._take_held_out(base, other, held_out, split)
         if other is None:
             self._name_calls("dataset.eval_split", others)
             self._name_parts("dataset.eval_split", held_out[0])
-        self._take_other_changes(passes, changes)
 
     def _name_parts(self, target: str, value: Value | None) -> None:
         """Name the rows that items such as `rows[rows["a"] > 1]` choose."""
@@ -76,16 +79,17 @@ class ScriptRows(ScriptAccount):
     def _find_split(self, base: Object, value: Value | None) -> tuple[Value, ast.AST] | None:
         """Return the split of a dataset that a value is: an item, or the argument of `load_dataset`."""
         argument = (base.args or {}).get("split") or (base.args or {}).get("4")
-        for item in reachable(value):
-            if not isinstance(item, Object) or not item.name.startswith("[") or not item.parts:
+        for item in rows_of(value):
+            if not isinstance(item, Object) or not is_item(item) or not item.parts:
                 continue
-            calls = [made for made in reachable(item.owner) if isinstance(made, Object)]
+            calls = [made for made in rows_of(item.owner) if isinstance(made, Object)]
             is_part = any(made.last_name == "train_test_split" for made in calls)
             if base in calls and not is_part:
                 index, listed = plain(item.parts[0]), plain(argument)
                 if isinstance(index, int) and isinstance(listed, list):
                     return literal(item.node, listed[index]), item.node
-                return item.parts[0], item.node
+                if not isinstance(index, int):
+                    return item.parts[0], item.node
         return (argument, self.node_of(base, "split")) if argument is not None else None
 
     def _find_held_out(self, base: Object | None, other: Object | None, at: At | None) -> Any:
@@ -129,23 +133,32 @@ class ScriptRows(ScriptAccount):
                 self.leave("dataset", value, node, "write the files as `train`, with `kind: files`")
             self.take_all("load_dataset", bound, "script-load-dataset", "not a setting of a recipe")
 
-    def _take_changes(self, passes: list[Object], others: list[Object]) -> None:
-        """Take what leaves rows out or holds some out; leave to the user what changes them."""
+    def _take_changes(self, passes: list[Object], own: list[Object], others: list[Object]) -> bool:
+        """Take what leaves rows out, and leave the user what changes them; return whether a part is held out.
+
+        `passes` is done to the rows that are trained on, `others` to held-out rows, and `own` to these alone.
+        """
         made: list[str] = []
+        is_part = False
         reasons = by_key(read_keys("script-rows-calls"))
-        for index, change in enumerate(passes):
+        held_out = {**reasons, **by_key(read_keys("script-held-out-calls"))}
+        for change in (*passes, *own):
             self.account(change.node, inside=True)
-            name, code = change.last_name, code_of_call(change)
-            test = self.when(change)
-            when = f"only if `{test}`: " if test else ""
-            if name == "filter":
+            name, code, test = change.last_name, code_of_call(change), self.when(change)
+            when = f"only {describe_test(test)}: " if test else ""
+            if name in _NUMBERED:
+                is_first = change in (*passes[:1], *others[:1])
+                key = "limit" if change in passes else "eval_limit"
+                self._take_number(change, key, when, is_first=is_first)
+            elif change in own:
+                self.drop(code, change.node, held_out.get(name, _AS_TRAINED_ON))
+            elif name == "filter":
                 key = "train" if "datasets" in self.report.tree.value else "path"
                 fix = "a recipe reads all rows; name data that is filtered already"
                 self.leave(f"dataset.{key}", None, change.node, f"{when}{fix}")
-            elif name in _NUMBERED:
-                self._take_number(change, "limit", is_first=index == 0)
             elif name == "train_test_split":
-                self._take_share(change, is_used=change in others)
+                is_part = change in others
+                self._take_share(change, is_used=is_part)
             elif name in reasons:
                 self.drop(code, change.node, reasons[name])
             else:
@@ -155,19 +168,18 @@ class ScriptRows(ScriptAccount):
             self.report.add_to_do(
                 "dataset.prompt", f"{text}, as Jinja over the columns\n{PROMPT_EXAMPLE}"
             )
+        return is_part
 
-    def _take_number(self, change: Object, key: str, *, is_first: bool) -> None:
+    def _take_number(self, change: Object, key: str, when: str, *, is_first: bool) -> None:
         """Take the first rows of a dataset."""
         args = change.args or {}
         count = plain(args.get("0") or args.get("indices") or args.get("n"))
         if isinstance(count, list) and count == [*range(len(count))]:
             count = len(count)
-        is_certain = is_first and not self.when(change) and change.last_name != "skip"
+        is_certain = is_first and not when and change.last_name != "skip"
         if isinstance(count, int) and count > 0 and is_certain:
-            self.extra[f"dataset.{key}"] = (code_of_call(change), count, change.node)
+            self.write(f"dataset.{key}", code_of_call(change), count, change.node)
         else:
-            test = self.when(change)
-            when = f"only if `{test}`: " if test else ""
             fix = "write how many rows it takes; a recipe takes the first ones of the file"
             self.leave(f"dataset.{key}", None, change.node, f"{when}{fix}")
 
@@ -181,9 +193,9 @@ class ScriptRows(ScriptAccount):
             fix = f"write the share of the rows that is {what}, such as 0.05"
             self.leave("dataset.eval_fraction", None, change.node, fix)
             return
-        self.extra["dataset.eval_fraction"] = ("train_test_split.test_size", size, node)
+        self.write("dataset.eval_fraction", "train_test_split.test_size", size, node)
         if isinstance(plain(seed), int):
-            self.extra["dataset.eval_seed"] = ("train_test_split.seed", plain(seed), at)
+            self.write("dataset.eval_seed", "train_test_split.seed", plain(seed), at)
         elif seed is not None:
             self.leave("dataset.eval_seed", seed, at)
         self.drop_all("train_test_split", bound, "recipes draw the rows that are held out")
@@ -200,18 +212,6 @@ class ScriptRows(ScriptAccount):
             self.leave("dataset.eval_split", *at, fix)
         if other is not None:
             self.account(other.node, inside=True)
-
-    def _take_other_changes(self, passes: list[Object], others: list[Object]) -> None:
-        """Take what is done to held-out rows alone."""
-        reasons = by_key({**read_keys("script-rows-calls"), **read_keys("script-held-out-calls")})
-        for change in [each for each in others if each not in passes]:
-            self.account(change.node, inside=True)
-            if change.last_name in _NUMBERED:
-                self._take_number(change, "eval_limit", is_first=change is others[0])
-                continue
-            reason = "held-out rows are made as those that are trained on; write this into `dataset.prompt` too"
-            reason = reasons.get(change.last_name, reason)
-            self.drop(code_of_call(change), change.node, reason)
 
 
 def _choose_files(files: Any, split: Any, held_out: Any) -> Any:

@@ -308,6 +308,12 @@ def code_of(node: ast.AST, longest: int = 60) -> str:
     return code if len(code) <= longest else f"{code[: longest - 3]}…"
 
 
+def describe_test(condition: str) -> str:
+    """Return a condition as part of a sentence."""
+    is_code = not condition.startswith(("without an error", "after an error", "in the loop of"))
+    return f"if `{condition}`" if is_code else condition
+
+
 def negate(condition: str) -> str:
     """Return the code of the opposite condition."""
     if condition.startswith("not ") and " and " not in condition and " or " not in condition:

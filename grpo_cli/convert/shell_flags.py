@@ -4,7 +4,7 @@ Source: `HfArgumentParser` of transformers 5.24; the launchers of accelerate 1.1
 """
 
 import re
-from collections.abc import Collection, Container
+from collections.abc import Container
 from dataclasses import dataclass, field, replace
 from pathlib import Path as FilePath
 from typing import Any, NamedTuple
@@ -13,8 +13,6 @@ from grpo_cli.convert.key_report import by_key, read_keys
 from grpo_cli.convert.shell import Command
 from grpo_cli.convert.shell_syntax import DOUBT, UNKNOWN, Word
 from grpo_cli.convert.shell_values import DOUBTS, find_beside, is_open, show
-from grpo_cli.convert.swift import SWIFT_KEYS
-from grpo_cli.convert.trl import KNOWN_KEYS, find_home
 from grpo_cli.errors import recipe_error
 from grpo_cli.issues import Location
 from grpo_cli.recipe.grpo_fields import read_grpo_fields
@@ -122,13 +120,6 @@ def _count_processes(flags: dict[str, Flag]) -> None:
     flags["num_processes"] = count._replace(values=[text])
 
 
-def _complete(name: str, names: Collection[str]) -> str:
-    """Return the only name that a flag abbreviates, or its own."""
-    meant = [each for each in names if each.startswith(name)] if name else []
-    is_known = name in names or name == "config" or find_home(name) is not None
-    return meant[0] if len(meant) == 1 and not is_known else name
-
-
 def read_flags(command: Command, source: FilePath, *, is_read: bool) -> Flags:
     """Return a command's flags, with the YAML that `--config` names.
 
@@ -142,9 +133,6 @@ def read_flags(command: Command, source: FilePath, *, is_read: bool) -> Flags:
     """
     launcher = _read_launcher(command)
     flags = {**launcher, **_read_values(command.words)}
-    if not is_read:
-        names = {*read_grpo_fields(), *KNOWN_KEYS, *(SWIFT_KEYS if command.tool == "swift" else ())}
-        flags = {_complete(name, names): flag for name, flag in flags.items()}
     if (others := flags.pop("", None)) is not None:
         note = Word(others.text, others.line), "is not a flag, and not read"
         command.notes.append(note)

@@ -131,8 +131,6 @@ def test_problems_are_counted_as_check_counts_them(generations, tmp_path):
     parts = [*[f"{errors} error to fix"] * errors, f"{to_do} TO DO lines to write"]
     assert f" {' and '.join(parts)} before the recipe passes" in done.stderr
     assert f"{errors + to_do} problems" in checked.stdout + checked.stderr
-    assert "columns: {gold: {from: answer, regex:" in (tmp_path / "new.yaml").read_text()
-    assert "level: level}" in (tmp_path / "new.yaml").read_text()
 
 
 def test_a_dataset_without_prompts_is_a_line_to_do(tmp_path):

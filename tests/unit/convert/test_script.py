@@ -252,7 +252,7 @@ def test_arguments_that_depend_on_a_condition_are_named_with_their_values():
     assert "0.1 if `fast`, or 0.3 if `not fast`" in report.to_do["training.beta"]
     assert "load_in_4bit=True" in report.to_do["model.quantization"]
     assert all(
-        each.key.startswith("Bits") is False or "depends on `small`" in each.note
+        each.key.startswith("Bits") is False or "only if `small`" in each.note
         for each in report.dropped
     )
     assert "first()" in report.to_do["training"]

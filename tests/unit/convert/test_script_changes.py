@@ -63,9 +63,9 @@ def test_a_value_that_a_loop_computes_from_itself_is_not_known(lines, code):
 
 def test_a_value_that_a_loop_sets_anew_is_one_of_two():
     report = convert("b = 1\nfor i in rows():\n    b = 2\nD = {'beta': b}")
-    assert "2 if `in the loop of line 5`, or 1" in report.to_do["training.beta"]
+    assert "2 in the loop of line 5, or 1" in report.to_do["training.beta"]
     report = convert("D = {'beta': 1}\nfor _ in range(3): D['beta'] *= 2")
-    assert "D['beta'] *= 2 if `in the loop of line 5`, or 1" in report.to_do["training.beta"]
+    assert "D['beta'] *= 2 in the loop of line 5, or 1" in report.to_do["training.beta"]
 
 
 @pytest.mark.parametrize(
@@ -233,8 +233,8 @@ Boss()()
 """
     report = convert(lines, "GRPOConfig()")
     notes = {each.key: each.note for each in report.dropped}
-    assert notes["LoraConfig(r=1)"] == "no call of `__call__` was followed"
-    assert notes["LoraConfig(r=2)"] == "no call of `old` was followed"
+    for code in ("LoraConfig(r=1)", "LoraConfig(r=2)"):
+        assert notes[code] == "not read: no way to this code was followed"
     assert not any(key.startswith("load_dataset") for key in notes)
 
 
@@ -260,3 +260,64 @@ def test_a_trainer_of_another_package_is_read_if_it_is_asked_for(origin, tmp_pat
     (tmp_path / "near.py").write_text("import trl\nclass GRPOTrainer(trl.GRPOTrainer): pass\n")
     if origin == ".near":
         assert training(translate(lines, path)) == {"beta": 1}
+
+
+def test_a_config_of_a_generator_is_read():
+    lines = """\
+from contextlib import contextmanager
+def build(rate):
+    yield GRPOConfig('o', learning_rate=rate)
+@contextmanager
+def scope():
+    yield GRPOConfig('o', beta=.3)
+with scope() as c:
+    c.epsilon = .4
+"""
+    assert training(convert(lines, "next(build(2e-6))")) == {"learning_rate": 2e-6}
+    assert training(convert(lines, "c")) == {"beta": 0.3, "epsilon": 0.4}
+
+
+@pytest.mark.parametrize("name", ["MyTrainerV2", "custom.RhoGRPOTrainerV14", "StrictTrainer"])
+def test_a_class_that_gets_a_config_of_grpo_is_the_trainer(name):
+    text = f"import custom\n{name}(model='m/x', args=GRPOConfig(beta=.2), train_dataset=load_dataset('d/x'))"
+    report = translate(f"{IMPORTS}{text}\n", Path("train.py"))
+    assert (training(report), report.recipe["model"]["path"]) == ({"beta": 0.2}, "m/x")
+
+
+def test_settings_that_reach_nothing_that_was_read_are_named():
+    lines = """\
+OLD = {"learning_rate": 9e-6, "label": "a"}
+class Log:
+    def on_log(self, logs): return {"beta": self.beta, "loss": logs["loss"]}
+def other():
+    return make(max_steps=7)
+"""
+    keys = {each.key for each in convert(lines, "GRPOConfig()").dropped}
+    assert keys == {"learning_rate = 9e-06", "max_steps = 7"}
+
+
+def test_results_and_values_of_a_part_are_no_noise():
+    lines = """\
+from transformers import AutoTokenizer
+c = GRPOConfig()
+seed_all(c.seed); log(c.output_dir)
+tok = AutoTokenizer.from_pretrained("m/x")
+tok("text").to("cuda"); look(tok.eos_token)
+ds = load_dataset("d/x")
+lengths = ds.map(tokens)
+ds = ds.map(prompts).select(where(lengths["n"] < quantile(lengths["n"]))[0])
+ds[0]
+t = GRPOTrainer('m/x', 'r/m', c, ds, processing_class=tok)
+m = t.train().metrics
+m["rows"] = len(ds); t.log_metrics("train", m); m.get("loss")
+"""
+    report = translate(IMPORTS + lines, Path("train.py"))
+    assert {each.key for each in report.dropped} == {
+        "tok('text')",
+        "ds.map(tokens)",
+        "t.log_metrics('train', m)",
+    }
+    assert {*report.to_do} == {"dataset.prompt", "dataset.limit"}
+    assert "ds.map(prompts)" in report.to_do["dataset.prompt"]
+    assert "lengths" not in report.to_do["dataset.prompt"]
+    assert "split" not in report.recipe["dataset"]

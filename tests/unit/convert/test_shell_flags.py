@@ -1,4 +1,4 @@
-"""Flags of shell scripts: what they abbreviate, where they are, and the YAML that a script writes."""
+"""Flags of shell scripts: where they are, and the YAML that a script writes."""
 
 from pathlib import Path
 
@@ -39,12 +39,12 @@ def test_flags_of_a_script_have_the_lines_of_the_shell_script(tmp_path):
         "(args,) = HfArgumentParser(GRPOConfig).parse_args_into_dataclasses()\n"
         "GRPOTrainer('m/x', 'r/m', args, load_dataset('d/x'))\n"
     )
-    lines = "python t.py --num_train_epoch 6 \\\n    --logging_dir x --output_dir $X"
+    lines = "python t.py --num_train_epochs 6 \\\n    --logging_dir x --output_dir $X"
     report = convert(lines, tmp_path)
     assert find(report.recipe, "training.num_train_epochs") == 6
     places = {each.key: each.location for each in report.dropped}
     assert Path(places["logging_dir"].source).name == "run.sh"
-    report = convert(f"trl grpo {FLAGS} --num_train_epoch 6 --vllm_max_model_len 9")
+    report = convert(f"trl grpo {FLAGS} --num_train_epochs 6 --vllm_max_model_len 9")
     assert report.recipe["training"] == {"num_train_epochs": 6}
     assert "vllm_max_model_len" in {each.key for each in report.entries}
 
@@ -53,3 +53,16 @@ def test_defaults_that_unknown_flags_may_change_are_named():
     rows = "--model m/x --dataset d.jsonl --reward_funcs format"
     report = convert(f'swift rlhf --rlhf_type grpo {rows} "${{EXTRA[@]}}"')
     assert "not written here: `generation.temperature: 0.9`" in report.to_do["training"]
+
+
+def test_flags_that_a_script_does_not_have_are_named(tmp_path):
+    (tmp_path / "t.py").write_text(
+        "import argparse\nfrom trl import GRPOConfig, GRPOTrainer\n"
+        "from datasets import load_dataset\nparser = argparse.ArgumentParser()\n"
+        "parser.add_argument('--lr', type=float)\nargs = GRPOConfig(learning_rate=parser.parse_args().lr)\n"
+        "GRPOTrainer('m/x', 'r/m', args, load_dataset('d/x'))\n"
+    )
+    report = convert("accelerate launch --num_processes 2 t.py --lr 1e-6 --steps 9", tmp_path)
+    assert report.recipe["training"] == {"learning_rate": 1e-6}
+    notes = {each.key: each.note for each in report.dropped}
+    assert notes == {"--steps": "the script has no such argument"}
