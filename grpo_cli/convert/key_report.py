@@ -368,7 +368,7 @@ def _write_entry(report: KeyReport, target: str, value: Any, pad: str = "") -> I
 
 
 def _write_to_do(report: KeyReport, section: str, key: str = "", pad: str = "") -> Iterator[str]:
-    """Yield what is to do in a section that is written (or for a key of the recipe), below sections that are not."""
+    """Yield what is to do in a section, or for a key of the recipe, below sections that are missing."""
     opened: set[str] = set()
     for target, text in report.to_do.items():
         steps = target.split(".")
