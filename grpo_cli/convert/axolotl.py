@@ -117,7 +117,7 @@ def _take_times_per_epoch(report: KeyReport, key: Path, times: Any) -> None:
     """Take `saves_per_epoch` and `evals_per_epoch` as a share of all steps."""
     kind, epochs = str(key[0]).partition("s_")[0], report.get("num_train_epochs") or 1
     if not _positive(times) or not _positive(epochs):
-        report.drop(key, "no number above 0, so the default holds")
+        report.drop(key, "not a number above 0, so the default applies")
     elif times * epochs <= 1:
         report.keep(key, f"training.{kind}_strategy", "epoch", "once an epoch at most")
     else:

@@ -112,11 +112,6 @@ class Conversion:
 def convert_file(source: Path, dialect: str | None, output: Path | None) -> Conversion:
     """Convert a config, write the result if `output` is given, and check it.
 
-    Args:
-        source: The file to read.
-        dialect: Whose config it is; None to recognise it by its keys.
-        output: The file to write, or None.
-
     Raises:
         UsageError: The flags contradict each other, or `output` exists.
         RecipeError: The file cannot be read, or is not a config of a known tool.
@@ -209,14 +204,7 @@ def _is_left(report: KeyReport, path: str) -> bool:
 def translate(
     text: str, source: Path, dialect: str | None = None, output: Path | None = None
 ) -> KeyReport:
-    """Translate a config's text into a recipe, without writing or checking it.
-
-    Args:
-        text: The YAML, or the Python of a file that ends in `.py`.
-        source: Its file, for messages, and where reward modules may lie.
-        dialect: Whose config it is; None to recognise it by its keys.
-        output: Where the recipe will be written, which its paths are relative to.
-    """
+    """Translate a config's text into a recipe for `output`, without writing or checking it."""
     here = Path.cwd()
     folders = (output.resolve().parent if output else here, here, source.resolve().parent)
     report = _translate_any(text, source, dialect, folders)

@@ -12,7 +12,7 @@ from grpo_cli.convert.key_report import read_keys
 from grpo_cli.convert.rewards import TRL_REWARDS, Reward
 from grpo_cli.convert.script_account import ALL_SECTIONS, Bound
 from grpo_cli.convert.script_model import ScriptModel
-from grpo_cli.convert.script_parts import find_other_package, find_target, kind_of
+from grpo_cli.convert.script_parts import advice_for, find_other_package, find_target, kind_of
 from grpo_cli.convert.script_values import (
     MISSING,
     TRAINER_PARAMETERS,
@@ -156,7 +156,7 @@ class Script(ScriptModel):
                 self.leave("training", value, node, fix)
                 self.report.unread |= {"training", "generation", "logging"}
         if config is None and value is not None and plain(value) is not None:
-            self.leave("training", value, node, self.advice_for(value))
+            self.leave("training", value, node, advice_for(value))
             self.report.unread |= {"training", "generation", "logging"}
         for made in passes if config is not None else ():
             self.leave_change(made)
@@ -169,9 +169,11 @@ class Script(ScriptModel):
     def _take_setting(self, name: str, value: Value, node: ast.AST) -> None:
         data, target = plain(value), find_target(name)
         if name in ("*", "**"):
-            for each in rest_of(value):
-                at = each.node if isinstance(each.node, ast.stmt | ast.Call) else node
-                self.leave("training", each, at, self.advice_for(each))
+            rest = rest_of(value)
+            for each in rest:
+                is_own = isinstance(each.node, ast.stmt | ast.Call) or len(rest) > 1
+                at = each.node if is_own else node
+                self.leave("training", each, at, advice_for(each))
             self.report.unread |= {"training", "generation", "logging"}
         elif name == "vllm_sampling_params" and isinstance(value, Object) and value.is_call:
             self.account(node)
@@ -203,7 +205,7 @@ class Script(ScriptModel):
             elif plain(item) is MISSING:
                 self.leave(homes.get(key, f"{target}.{key}"), item, at)
         for each in value.rest:
-            self.leave(target, each, each.node, self.advice_for(each))
+            self.leave(target, each, each.node, advice_for(each))
         known = {key: plain(item) for key, item in value.data.items()}
         known = {key: data for key, data in known.items() if data is not MISSING}
         if known:

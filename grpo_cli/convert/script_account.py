@@ -12,6 +12,7 @@ from grpo_cli.convert.script_environment import Assignment, TooLongError
 from grpo_cli.convert.script_evaluator import Evaluator
 from grpo_cli.convert.script_parts import (
     code_of_call,
+    describe,
     find_target,
     is_item,
     kind_of,
@@ -256,13 +257,8 @@ class ScriptAccount:
     ) -> None:
         """Take arguments of a call by a part of `keys.yaml`: a key of the config or the recipe, or a reason.
 
-        Args:
-            prefix: What the arguments are of.
-            bound: The arguments.
-            table: The part of `keys.yaml`.
-            other: Why arguments have no place that the table does not have; empty to leave them in `bound`.
-            keep: Arguments that are taken → their keys; None for those of the table.
-            home: The section of the recipe that takes these instead; empty for none.
+        Those that the table does not have go to the section `home`, are dropped for the reason `other`, or stay
+        in `bound`.
         """
         reasons, keep = by_key(read_keys(table)["drop"]), keep or read_keys(table).get("keep", {})
         for name, (value, node) in [*bound.items()]:
@@ -302,7 +298,7 @@ class ScriptAccount:
             node = next(each.node for each in value.parts if not is_unset(each))
         target = target.removesuffix(".**").removesuffix(".*")
         example = ""
-        about = self._describe(value, node) if plain(value) is MISSING else ""
+        about = describe(value, node) if plain(value) is MISSING else ""
         if default is not MISSING and default is not None and ("." in target or target == "seed"):
             example = f"\n{write_value(target.rpartition('.')[2], default)}"
             if target == "generation.backend":
@@ -312,49 +308,6 @@ class ScriptAccount:
         self.report.add_to_do(
             target, f"{self.locate(node)} has `{code_of(node)}`{about}; {fix}{example}"
         )
-
-    def _describe(self, value: Value | None, node: ast.AST) -> str:
-        """Return what is known of a value that is not known as a whole."""
-        if isinstance(value, Choice):
-            pairs = [(self._name_option(each), test) for test, each in value.options]
-            texts = [f"{text} {describe_test(test)}" if test else text for text, test in pairs]
-            return f" ({', or '.join(texts)})"
-        default = default_of(value)
-        if default is not MISSING and isinstance(value, Object) and value.name == "replaceable":
-            others = " or ".join(f"`{code_of(each.node)}`" for each in value.parts[1:])
-            return f", which is {default!r} unless {others} replaces it"
-        flag = value.name if isinstance(value, Object) and value.name.startswith("--") else ""
-        if default is not MISSING:
-            return (
-                f", which is {default!r} unless {f'`{flag}`' if flag else 'another value'} is given"
-            )
-        if flag:
-            return f" (`{flag}`, which has no default)"
-        if not isinstance(value, Object) or not isinstance(node, ast.Name | ast.Attribute):
-            return ""
-        made = code_of(value.node)
-        return "" if made in code_of(node) or isinstance(value.node, ast.arg) else f" (`{made}`)"
-
-    @staticmethod
-    def _name_option(value: Value) -> str:
-        data = plain(value)
-        if isinstance(value, Object) and value.name == "unset":
-            return "not set"
-        if isinstance(value, Object) and value.name.startswith("--"):
-            return f"`{value.name}`"
-        return code_of(value.node) if data is MISSING else repr(data)
-
-    @staticmethod
-    def advice_for(value: Value) -> str:
-        """Return what to write for values that are not in the script."""
-        objects = [each for each in reachable(value) if isinstance(each, Object)]
-        if any(each.name == "flags" for each in objects):
-            text = "its values come from the command line, or from a YAML that it names"
-            return f"{text}: convert that YAML, or write them"
-        imports = (each for each in objects if each.is_import)
-        imported = next((each for each in imports if isinstance(each.node, ast.ImportFrom)), None)
-        other = f"; it comes from `{imported.name}`, in another file" if imported else ""
-        return f"write its values{other}"
 
     # What is left.
 
@@ -488,7 +441,9 @@ class ScriptAccount:
             named = [each for each in target.elts if getattr(each, "attr", "") == change.name]
             target = named[0] if named else target
         where = f" ({describe_test(change.condition)})" if change.condition else ""
-        self.drop(f"{code_of(target)} = {code_of(change.value.node)}{where}", change.node, reason)
+        value = change.value.node
+        value = getattr(change.node, "value", value) if isinstance(value, ast.stmt) else value
+        self.drop(f"{code_of(target)} = {code_of(value)}{where}", change.node, reason)
 
     def _sweep_unread(self) -> None:
         """Name parts of a training in code that was not read, and settings that reach nothing that was."""

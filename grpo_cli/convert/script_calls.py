@@ -314,7 +314,12 @@ class Calls(Expressions):
         name, owner = function.name, function.owner
         args = {**_number(positional), **keywords}
         result: Value | None = None
-        if function.is_import:
+        first = positional[0] if positional else None
+        if name.endswith(".__init__") and isinstance(first, Object) and first.cls is not None:
+            made = Object(node, name=name.removesuffix(".__init__"))
+            self.build(first, made, {**_number(positional[1:]), **keywords})
+            result = literal(node, None)
+        elif function.is_import:
             result = self._call_builtin(node, name, positional, keywords)
         elif isinstance(owner, Object) and owner.name == "super" and name.startswith("__"):
             instance, cls = owner.owner, owner.cls
@@ -329,11 +334,12 @@ class Calls(Expressions):
             result = self.parse(node, owner, name, args) if owner.is_call else None
         if result is not None:
             return result
-        return (
-            self.make(node, "__call__", args, function)
-            if function.is_call or name.startswith("[")
-            else self.make(node, name, args, owner)
-        )
+        if function.is_call or name.startswith("["):
+            return self.make(node, "__call__", args, function)
+        made = self.make(node, name, args, owner)
+        if name in ("get", "getattr") and len(args) > 1:
+            made.default = default_of([*args.values()][-1])
+        return made
 
     def _call_builtin(
         self, node: ast.AST, name: str, positional: list[Value], keywords: Arguments

@@ -8,7 +8,7 @@ from typing import Any
 
 from grpo_cli.convert.key_report import read_keys
 from grpo_cli.convert.script_account import Bound
-from grpo_cli.convert.script_parts import code_of_call, kind_of
+from grpo_cli.convert.script_parts import advice_for, code_of_call, kind_of
 from grpo_cli.convert.script_rows import ScriptRows
 from grpo_cli.convert.script_values import (
     MISSING,
@@ -64,7 +64,7 @@ class ScriptModel(ScriptRows):
         self.put("use_peft", True, made.node)
         stars = {name: bound.pop(name) for name in ("*", "**") if name in bound}
         for value, node in stars.values():
-            self.leave("model.lora", value, node, self.advice_for(value))
+            self.leave("model.lora", value, node, advice_for(value))
             self.report.unread.add("model")
         for name in () if stars else defaults.keys() - bound.keys():
             self.put(_LORA[name], defaults[name], made.node)
@@ -162,7 +162,7 @@ class ScriptModel(ScriptRows):
             self.leave("dataset.prompt.images", None, made.node, fix)
         for name in bound.keys() & {"*", "**"}:
             value, at = bound.pop(name)
-            self.leave("model.init_kwargs", value, at, self.advice_for(value))
+            self.leave("model.init_kwargs", value, at, advice_for(value))
             self.report.unread.add("model")
         if "quantization_config" in bound:
             self.take_quantization(*bound.pop("quantization_config"))

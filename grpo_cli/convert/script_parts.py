@@ -8,12 +8,17 @@ from typing import Any
 
 from grpo_cli.convert.key_report import read_keys
 from grpo_cli.convert.script_values import (
+    MISSING,
     Choice,
     Literal,
     Object,
     Value,
     code_of,
+    default_of,
+    describe_test,
     parts_of,
+    plain,
+    reachable,
     root_of,
 )
 from grpo_cli.convert.trl import find_home, find_model_key
@@ -136,7 +141,49 @@ def list_settings(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
         case ast.Assign(targets=[ast.Subscript(slice=ast.Constant(value=name))], value=value):
             pairs = [(name, value)]
     for name, value in pairs:
-        target = find_home(name) if isinstance(name, str) else None
+        target = find_target(name) if isinstance(name, str) else None
         is_set = not isinstance(value, ast.Constant) or value.value is not None
         if target is not None and target.startswith("training.") and is_set:
             yield name, value
+
+
+def describe(value: Value | None, node: ast.AST) -> str:
+    """Return what is known of a value that is not known as a whole."""
+    if isinstance(value, Choice):
+        pairs = [(_name_option(each), test) for test, each in value.options]
+        texts = [f"{text} {describe_test(test)}" if test else text for text, test in pairs]
+        return f" ({', or '.join(texts)})"
+    default = default_of(value)
+    if default is not MISSING and isinstance(value, Object) and value.name == "replaceable":
+        others = " or ".join(f"`{code_of(each.node)}`" for each in value.parts[1:])
+        return f", which is {default!r} unless {others} replaces it"
+    flag = value.name if isinstance(value, Object) and value.name.startswith("--") else ""
+    if default is not MISSING:
+        return f", which is {default!r} unless {f'`{flag}`' if flag else 'another value'} is given"
+    if flag:
+        return f" (`{flag}`, which has no default)"
+    if not isinstance(value, Object) or not isinstance(node, ast.Name | ast.Attribute):
+        return ""
+    made = code_of(value.node)
+    return "" if made in code_of(node) or isinstance(value.node, ast.arg) else f" (`{made}`)"
+
+
+def _name_option(value: Value) -> str:
+    data = plain(value)
+    if isinstance(value, Object) and value.name == "unset":
+        return "not set"
+    if isinstance(value, Object) and value.name.startswith("--"):
+        return f"`{value.name}`"
+    return code_of(value.node) if data is MISSING else repr(data)
+
+
+def advice_for(value: Value) -> str:
+    """Return what to write for values that are not in the script."""
+    objects = [each for each in reachable(value) if isinstance(each, Object)]
+    if any(each.name == "flags" for each in objects):
+        text = "its values come from the command line, or from a YAML that it names"
+        return f"{text}: convert that YAML, or write them"
+    imports = (each for each in objects if each.is_import)
+    imported = next((each for each in imports if isinstance(each.node, ast.ImportFrom)), None)
+    other = f"; it comes from `{imported.name}`, in another file" if imported else ""
+    return f"write its values{other}"

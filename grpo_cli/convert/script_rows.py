@@ -49,7 +49,8 @@ class ScriptRows(ScriptAccount):
             self._name_parts("dataset", train[0])
         else:
             self._take_source(base, train, split)
-        own = [each for each in changes if each not in passes] if is_held_out else []
+        codes = {each.node for each in passes}
+        own = [each for each in changes if each.node not in codes] if is_held_out else []
         is_part = self._take_changes(passes if base else [], own, changes)
         if held_out is None or not is_held_out:
             return
@@ -208,7 +209,9 @@ class ScriptRows(ScriptAccount):
             about = ""
             if other is not None and other is not base:
                 about = f"; they are `{code_of(other.node, 200)}` of {self.line_of(other.node)}"
-            fix = f"say which rows are held out{about}; a recipe's are a split, files or a share of its dataset"
+            fix = (
+                f"say which rows are held out{about}: write `eval_split`, `eval` or `eval_fraction`"
+            )
             self.leave("dataset.eval_split", *at, fix)
         if other is not None:
             self.account(other.node, inside=True)

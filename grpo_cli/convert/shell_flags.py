@@ -189,7 +189,7 @@ def _merge_config(
         result.to_do.setdefault("", []).append(f"{text}; convert that YAML, or write its values")
         return
     elif path is None:
-        cause = f"names the YAML `{config}`, which is not here"
+        cause = f"names the YAML `{config}`, which was not found"
         raise recipe_error(cause, "run `grpo convert` where the script runs", location=where)
     else:
         base = read_text(read_source(path), str(path))

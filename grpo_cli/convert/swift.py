@@ -157,7 +157,7 @@ def _take_system(report: KeyReport, key: Path, value: Any) -> None:
     file = FilePath(str(value)) if len(str(value)) < 256 and "\n" not in str(value) else None
     if file is not None and file.suffix == ".txt":
         if find_fault(file):
-            report.drop(key, f"`{value}` is not here")
+            report.drop(key, f"`{value}` was not found")
             report.to_do["dataset.prompt.system"] = f"write the text of `{value}`"
             return
         value = read_input_text(file, "replace")
@@ -189,5 +189,5 @@ def _take_rewards(report: KeyReport, folders: tuple[FilePath, ...]) -> None:
         ("external_plugins",), "write its rewards as `{kind: python, path: FILE.py:NAME}`"
     )
     for name in names if plugins else ():
-        table.setdefault(name, Reward(None, f"it is of the plugin {plugins}"))
+        table.setdefault(name, Reward(None, f"defined in the plugin {plugins}"))
     take_rewards(report, table, folders)

@@ -201,7 +201,7 @@ def _take_warmup_ratio(report: KeyReport, key: Path, ratio: Any) -> None:
         report.drop(key, "`warmup_steps` is set too and takes precedence")
     else:
         report.keep(key, "training.warmup_steps", ratio, "below 1 it is a share of all steps")
-        report.drop_all(("warmup_steps",), "0, so `warmup_ratio` holds")
+        report.drop_all(("warmup_steps",), "0, so `warmup_ratio` applies")
 
 
 TRAINING: Table = {
@@ -252,7 +252,7 @@ def take_training(report: KeyReport) -> None:
         report.drop_all(("num_train_epochs",), reason)
     report.take(TRAINING)
     if report.get("steps_per_generation") is not None:
-        note = "`steps_per_generation` is set too and holds for any number of GPUs"
+        note = "`steps_per_generation` is set too, and means the same for any number of GPUs"
         report.drop_all(("generation_batch_size",), note)
     for name in report.rest():
         _take_field(report, name)
@@ -391,7 +391,7 @@ def note_versions(report: KeyReport) -> None:
         )
     if report.notes and signs:
         sign, version = min(signs.items(), key=lambda item: _parse(item[1]))
-        report.notes[sign] = f"is of TRL before {version}"
+        report.notes[sign] = f"exists only before TRL {version}"
 
 
 def _parse(version: str) -> tuple[int, ...]:

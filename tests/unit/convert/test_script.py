@@ -544,6 +544,22 @@ def test_what_the_code_of_a_trainer_of_the_script_gives_its_base_is_taken():
     assert set(reasons(report)) == {"self.scale = 3", "GRPOConfig(beta=9)", "GRPOTrainer.odd"}
 
 
+def test_a_base_that_is_called_by_its_name_gets_its_arguments():
+    report = convert(
+        "class Mine(trl.GRPOTrainer):\n"
+        "    def __init__(self, model, args, **more):\n"
+        "        trl.GRPOTrainer.__init__(self, model, 'r/m', args, **more)\n"
+        "Mine('m/x', GRPOConfig(beta=0.5), train_dataset=load_dataset('d/x'))\n"
+    )
+    assert (report.recipe["training"], report.to_do) == ({"beta": 0.5}, {})
+
+
+def test_all_mappings_of_a_call_are_named():
+    report = convert(f"for g in grid:\n    args = GRPOConfig(**more(), **g)\n    {TAIL}")
+    assert "`more()`" in report.to_do["training"]
+    assert "has `g`" in report.to_do["training"]
+
+
 def test_a_setting_of_a_config_that_depends_on_a_condition_is_kept():
     made = "args = GRPOConfig(top_k=1) if x else GRPOConfig(top_k=2)\nargs.beta = 0.5\n"
     report = convert(f"{made}{TAIL}")
@@ -631,7 +647,7 @@ def test_a_tokenizers_template_is_taken():
         ("beta=0.5", {"training.beta": None}),
         ("importance_sampling_level='token'", {"training.beta": None}),
         ("use_vllm=True", {"generation.vllm.mode": "colocate (server before TRL 1.0)"}),
-        ("max_prompt_length=64", {"max_prompt_length": "is of TRL before 0.28"}),
+        ("max_prompt_length=64", {"max_prompt_length": "exists only before TRL 0.28"}),
         ("max_prompt_length=64", {"dataset.max_prompt_length": "64 (TRL cut longer prompts"}),
     ],
 )

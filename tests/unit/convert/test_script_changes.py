@@ -321,3 +321,16 @@ m["rows"] = len(ds); t.log_metrics("train", m); m.get("loss")
     assert "ds.map(prompts)" in report.to_do["dataset.prompt"]
     assert "lengths" not in report.to_do["dataset.prompt"]
     assert "split" not in report.recipe["dataset"]
+
+
+def test_a_change_of_rows_is_named_once_however_often_it_is_called():
+    lines = """\
+def rows(split):
+    data = load_dataset("d/x", split=split)
+    return data.map(lambda row: {"prompt": row["q"]})
+for split in ("a", "b"):
+    rows(split)
+"""
+    trainer = "GRPOTrainer('m/x', 'r/m', train_dataset=rows('a'), eval_dataset=rows('b'))"
+    report = translate(f"{IMPORTS}{lines}{trainer}\n", Path("train.py"))
+    assert text_of(report).count("data.map(") == 1
