@@ -19,6 +19,9 @@ OLD, NEW, UNKNOWN = (Hardware(gpus=0, cpus=2, bfloat16=has) for has in (False, T
         (NEW, ["model.dtype=bfloat16"], []),
         (UNKNOWN, ["model.dtype=bfloat16"], []),
         (Hardware(gpus=1, cpus=2, bfloat16=False), ["model.dtype=bfloat16"], []),
+        # The nodes of a job may have GPUs.
+        (OLD, ["model.dtype=bfloat16", "launch.slurm={time: 60}"], []),
+        (OLD, ["training.fp16=true", "launch.slurm={time: 60}"], []),
     ],
 )
 def test_an_emulated_precision_is_told(tmp_path, hardware, flags, expected):
