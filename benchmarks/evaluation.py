@@ -14,7 +14,8 @@ import time
 import reasoning_gym
 from lm_eval.api.instance import Instance
 
-from grpo_cli.fast.completions import all_eos_token_ids, sample_completions
+from grpo_cli.fast.completions import sample_completions
+from grpo_cli.fast.tokens import all_eos_token_ids
 from grpo_cli.models.loading import (
     load_generation_config,
     load_model,

@@ -22,7 +22,7 @@ from grpo_cli.analysis.diagnosis.diagnosis import RULES
 from grpo_cli.analysis.diagnosis.rule import Rule
 from grpo_cli.checks.compatibility import Conflict, read_conflicts
 from grpo_cli.checks.schema import build_schema
-from grpo_cli.recipe import grpo_fields, upstream_fields
+from grpo_cli.recipe import base, grpo_fields
 from grpo_cli.recipe.base import Section, field_docs
 from grpo_cli.recipe.dataset import (
     ColumnConfig,
@@ -58,7 +58,7 @@ REFERENCE = ROOT / "docs" / "recipe.md"
 REWARDS = ROOT / "docs" / "rewards.md"
 DIAGNOSIS = ROOT / "docs" / "diagnosis.md"
 SCHEMA = ROOT / "recipes" / "recipe.schema.json"
-UPSTREAM = upstream_fields.TABLE
+UPSTREAM = base.TABLE
 
 SECTIONS: tuple[tuple[str, type[Section]], ...] = (
     ("(top level)", Recipe),

@@ -17,7 +17,7 @@ import peft
 import torch
 from transformers import AutoModelForCausalLM
 
-from grpo_cli.models.folder import is_adapter
+from grpo_cli.models.source import is_adapter
 
 
 def load(whole, base):

@@ -15,7 +15,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, Qwen2Config
 
-from grpo_cli.models.counting import ModelShape, read_shape
+from grpo_cli.probing.counting import ModelShape, read_shape
 from grpo_cli.probing.memory import MemoryInputs, estimate_memory
 from grpo_cli.recipe.model import ModelConfig
 from tests.tiny_models import make_tiny_tokenizer

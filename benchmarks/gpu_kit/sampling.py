@@ -10,8 +10,8 @@ from transformers import GenerationConfig
 
 from benchmarks.gpu_kit.bench import Batch, Bench, Row, estimate_gib, noted
 from grpo_cli.fast import decoding
+from grpo_cli.fast.decoding import without_wrapper
 from grpo_cli.fast.graph_decoding import decode_with_graphs
-from grpo_cli.models.loading import without_wrapper
 
 _REPEATS = 3
 _GROUP = 8

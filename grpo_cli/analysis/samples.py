@@ -8,8 +8,7 @@ from functools import partial
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from grpo_cli.data.mixing import SOURCE
-from grpo_cli.recipe.dataset import IMAGES
+from grpo_cli.recipe.dataset import IMAGES, SOURCE
 from grpo_cli.rewards.contract import EPISODE, Batch, Gold
 from grpo_cli.rewards.scoring import Reward, as_float, weighted_sum
 

@@ -7,7 +7,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from grpo_cli.issues import Issue
-from grpo_cli.recipe.defaults import NUM_GENERATIONS
+from grpo_cli.recipe import NUM_GENERATIONS
 
 if TYPE_CHECKING:
     from grpo_cli.recipe.recipe import Recipe

@@ -6,10 +6,12 @@ from pathlib import Path
 
 from grpo_cli.checks.context import CheckContext
 from grpo_cli.issues import Issue
-from grpo_cli.models.folder import Fault, find_fault, read_adapter_base
 from grpo_cli.models.source import (
+    Fault,
+    find_damage,
     find_folder,
     fingerprint_model,
+    read_adapter_base,
     read_config,
     resolve_source,
 )
@@ -75,7 +77,7 @@ def _find_missing_layer(model: ModelConfig, layers: Sequence[int]) -> Fault | No
 
 def _find_weights_fault(folder: Path) -> Fault | None:
     if (folder / ADAPTER_WEIGHTS).is_file():
-        return find_fault(folder / ADAPTER_WEIGHTS)
+        return find_damage(folder / ADAPTER_WEIGHTS)
     if not (folder / "adapter_model.bin").is_file():
         return f"{folder} holds no {ADAPTER_WEIGHTS}", "download the adapter again"
     load = f"PeftModel.from_pretrained(base, '{folder}').save_pretrained('{folder}')"

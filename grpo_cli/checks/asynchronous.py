@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 from grpo_cli.checks.context import CheckContext
 from grpo_cli.issues import Issue
+from grpo_cli.recipe.base import read_fields
 from grpo_cli.recipe.generation import GenerationConfig
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.recipe.training import TrainingConfig
-from grpo_cli.recipe.upstream_fields import read_fields
 
 _SYNC = "or set `training.mode: sync`"
 

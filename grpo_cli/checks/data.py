@@ -23,15 +23,13 @@ from grpo_cli.checks.rows import (
     count_missed,
     find_templates,
 )
-from grpo_cli.data.columns import check_columns
 from grpo_cli.data.images import MARK, check_image_columns
-from grpo_cli.data.mixing import SOURCE, place_issues
 from grpo_cli.data.preview import SAMPLE_ROWS, Preview, SplitPreview
 from grpo_cli.data.prompts import Renderer, Style, is_conversation, is_plain, template_columns
-from grpo_cli.data.rows import Row, RowNames
+from grpo_cli.data.rows import Row, RowNames, check_columns, place_issues
 from grpo_cli.errors import ProblemsError, RewardError, nearest
 from grpo_cli.issues import Issue, Level
-from grpo_cli.recipe.dataset import IMAGES, MixtureDataset, SingleDataset
+from grpo_cli.recipe.dataset import IMAGES, SOURCE, MixtureDataset, SingleDataset
 from grpo_cli.recipe.explanation import dotted
 from grpo_cli.recipe.loading import LoadedRecipe
 from grpo_cli.recipe.recipe import Recipe

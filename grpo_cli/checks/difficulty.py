@@ -6,11 +6,11 @@ from contextlib import suppress
 from pydantic import ValidationError
 
 from grpo_cli.checks.context import CheckContext, collect
-from grpo_cli.data.mixing import SOURCE
 from grpo_cli.data.preview import Preview
 from grpo_cli.data.rows import show_names, suggest
 from grpo_cli.data.solve_rates import read_solve_rates
 from grpo_cli.issues import Issue
+from grpo_cli.recipe.dataset import SOURCE
 from grpo_cli.recipe.difficulty import (
     DifficultyConfig,
     OrderDifficulty,

@@ -5,13 +5,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from grpo_cli.checks.context import CheckContext
-from grpo_cli.data.mixing import SOURCE, place_issues
 from grpo_cli.data.preview import Preview
-from grpo_cli.data.rows import Row
+from grpo_cli.data.rows import Row, place_issues
 from grpo_cli.errors import ProblemsError, nearest
 from grpo_cli.issues import Issue
 from grpo_cli.models.source import read_source_template
-from grpo_cli.recipe.dataset import PromptConfig
+from grpo_cli.recipe.dataset import SOURCE, PromptConfig
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.units import count_noun
 

@@ -16,10 +16,10 @@ from grpo_cli.data.images import (
 from grpo_cli.data.rows import Row, RowNames, columns_of
 from grpo_cli.errors import RecipeError, install_extra
 from grpo_cli.issues import Issue
-from grpo_cli.models.folder import read_settings
 from grpo_cli.models.source import (
     find_folder,
     read_model_type,
+    read_settings,
     read_source_template,
     reads_images,
     resolve_source,

@@ -6,15 +6,12 @@ from pathlib import Path
 
 from grpo_cli.checks.context import CheckContext, collect
 from grpo_cli.checks.launch import has_module
-from grpo_cli.data.mixing import place_issues
 from grpo_cli.data.prompts import resolve_style
-from grpo_cli.data.rows import suggest
+from grpo_cli.data.rows import place_issues, suggest
 from grpo_cli.errors import install_extra
 from grpo_cli.issues import Issue
-from grpo_cli.models.folder import (
-    check_folder,
-)
 from grpo_cli.models.source import (
+    check_folder,
     read_chat_template,
     read_source_template,
     resolve_source,

@@ -7,12 +7,19 @@ from itertools import chain, islice
 from os.path import basename
 from typing import Any
 
-from grpo_cli.data.dropped import check_dropped, count_dropped
 from grpo_cli.data.files import WHOLE_ROWS, RowFile, iterate_lines, iterate_rows, parse_line
 from grpo_cli.data.mixing import SOURCE
 from grpo_cli.data.preview import Preview, SplitPreview
 from grpo_cli.data.prompts import SYSTEM, SYSTEM_ROLES, is_plain, template_columns
-from grpo_cli.data.rows import Row, RowNames, canonical_json, read_column, show_names
+from grpo_cli.data.rows import (
+    Row,
+    RowNames,
+    canonical_json,
+    check_dropped,
+    count_dropped,
+    read_column,
+    show_names,
+)
 from grpo_cli.data.tasks import LEVEL
 from grpo_cli.errors import RecipeError, RewardError
 from grpo_cli.issues import Issue, Level

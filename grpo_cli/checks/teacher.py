@@ -6,8 +6,7 @@ from dataclasses import replace
 from grpo_cli.checks.context import CheckContext
 from grpo_cli.errors import RecipeError
 from grpo_cli.issues import Issue
-from grpo_cli.models.folder import find_fault
-from grpo_cli.models.source import check_model_data, fingerprint_model
+from grpo_cli.models.source import check_model_data, find_damage, fingerprint_model
 from grpo_cli.models.teacher import find_teacher
 from grpo_cli.recipe.model import ADAPTER_WEIGHTS
 
@@ -28,7 +27,7 @@ def check_teacher(context: CheckContext) -> Iterator[Issue]:
     adapter = teacher.adapter
     if adapter is not None and not (adapter / ADAPTER_WEIGHTS).is_file():
         yield Issue(f"{adapter} holds no {ADAPTER_WEIGHTS}", "name a run that has finished", _PATH)
-    elif adapter is not None and (fault := find_fault(adapter / ADAPTER_WEIGHTS)):
+    elif adapter is not None and (fault := find_damage(adapter / ADAPTER_WEIGHTS)):
         yield Issue(*fault, _PATH)
     elif not (recipe.rewards or recipe.warmup or recipe.model.adapter or adapter):
         own = fingerprint_model(recipe.model)

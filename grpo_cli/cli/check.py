@@ -47,7 +47,7 @@ def check(
 def _print_check(checked: "CheckedRecipe", *, there: bool) -> None:
     """Print what was read; `there` is whether another machine trains."""
     from grpo_cli.models.vllm_engine import describe_weights
-    from grpo_cli.recipe.fast import describe_fast
+    from grpo_cli.recipe.recipe import describe_fast
 
     console, recipe, seen = stdout(), checked.recipe, checked.preview
     table = Table.grid(padding=(0, 2))

@@ -148,7 +148,7 @@ def print_overview(run: "RunReport") -> None:
 
 def _list_facts(run: "RunReport") -> list[tuple[str, str]]:
     from grpo_cli.analysis.expectations import describe_hardware
-    from grpo_cli.recipe.fast import describe_fast
+    from grpo_cli.recipe.recipe import describe_fast
 
     recipe, manifest, attempts = run.recipe, run.manifest, run.folder.attempts
     started = time.strftime("%Y-%m-%d %H:%M", time.localtime(run.status.started_at))

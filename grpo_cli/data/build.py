@@ -1,20 +1,31 @@
-"""The datasets a trainer reads: prompts rendered, columns made, over-long rows dropped and counted."""
+"""The datasets a trainer reads: prompts rendered, columns made, long rows dropped; and a report on the rows."""
 
+import hashlib
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pyarrow
 import pyarrow.compute
 from datasets import Dataset, IterableDataset, disable_progress_bars
 
-from grpo_cli.data.columns import RESERVED, ColumnExtractor, keep_rows
-from grpo_cli.data.images import check_image_columns, read_images
-from grpo_cli.data.mixing import SOURCE, Draw, count_draws, draw_rows, naming_source
 from grpo_cli.data.prompts import Prompt, Renderer, resolve_style
-from grpo_cli.data.report import DataReport, Split, make_report
-from grpo_cli.data.rows import Columns, Row, RowNames, canonical_json, rows_of
-from grpo_cli.data.scored import GroupReport, drop_single, make_groups, report_groups
+from grpo_cli.data.rows import (
+    RESERVED,
+    ColumnExtractor,
+    Columns,
+    Dropped,
+    Row,
+    RowNames,
+    canonical_json,
+    count_dropped,
+    keep_rows,
+    naming_source,
+    rows_of,
+)
 from grpo_cli.data.sources import IDENTIFYING, hold_out, identify, read_rows
 from grpo_cli.data.table import (
     BLOCK_ROWS,
@@ -22,16 +33,21 @@ from grpo_cli.data.table import (
     as_dataset,
     as_table,
     beside,
+    fingerprint,
     image_array,
     iterate_blocks,
     iterate_rows,
     join,
     message_array,
     select_rows,
+    similar_rows,
 )
 from grpo_cli.errors import RecipeError, recipe_error
 from grpo_cli.recipe.dataset import (
     IMAGES,
+    SOURCE,
+    DatasetConfig,
+    FilesDataset,
     MixtureDataset,
     ScoredDataset,
     SingleDataset,
@@ -39,10 +55,83 @@ from grpo_cli.recipe.dataset import (
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.units import spread
 
+if TYPE_CHECKING:
+    from grpo_cli.data.scored import GroupReport
+
 CountTokens = Callable[..., int]
 """Tokens of a prompt, which comes first, with its `images`."""
 _TOKENS_COUNTED = 4096
 """Prompts whose tokens are counted, spread evenly over the rows, if no length is too long."""
+
+
+@dataclass(frozen=True)
+class PromptTokens:
+    """Lengths of the prompts kept, in tokens; nearest-rank percentiles."""
+
+    min: int
+    median: int
+    p95: int
+    max: int
+
+
+@dataclass(frozen=True)
+class DataReport:
+    """What became of the rows."""
+
+    train_rows: int | None
+    """None if they are streamed: what is said of training rows is then of the first ones."""
+    eval_rows: int | None
+    """None if nothing is held out."""
+    dropped: Dropped
+    """Rows that are dropped, by split and reason, beside the number of rows of the sources."""
+    dropped_columns: tuple[str, ...]
+    """Columns not passed on because TRL or `grpo` uses their names."""
+    prompt_tokens: PromptTokens | None
+    """None if tokens could not be counted; of many rows without `max_prompt_length`, those of a sample."""
+    exact_duplicates_between_splits: int
+    """Evaluation rows whose prompt is also a training prompt."""
+    fingerprint: str
+    """SHA-256 in hex over the prompts and columns of both splits, in order."""
+    fingerprint_version: int = 2
+    """Of the way it is computed; fingerprints of different versions cannot be compared."""
+    plain_text: bool = False
+    """Whether prompts are plain text, not messages."""
+    groups: "GroupReport | None" = None
+    """Of scored data, whose rows are groups; None of other kinds."""
+    sources: dict[str, dict[str, Any]] | None = None
+    """Of a mixture, whose `train_rows` are the prompts of an epoch: each source's own rows, and its ratio."""
+
+    def as_json(self) -> dict[str, object]:
+        """Return the report as plain values."""
+        return {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in asdict(self).items()
+        }
+
+
+@dataclass
+class Split:
+    """One split while it is built."""
+
+    rows: pyarrow.Table
+    names: RowNames
+    total: int = 0
+    """Rows of the source; none if these were divided off the training rows."""
+    no_match: int = 0
+    too_long: int = 0
+    longest: int = 0
+    """Tokens of the longest prompt that is dropped."""
+    single: int = 0
+    """Prompts of scored data with a single response, which are left out."""
+    tokens: list[int] = field(default_factory=list)
+    """Of the rows kept, or of a sample of them."""
+    dropped_columns: frozenset[str] = frozenset()
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The rows of the source, and those that are dropped by reason."""
+        dropped = {"no_match": self.no_match, "too_long": self.too_long}
+        return {"rows": self.total, **dropped, "longest": self.longest}
 
 
 @dataclass(frozen=True)
@@ -122,6 +211,8 @@ def _order_mixture(
     recipe: Recipe, dataset: MixtureDataset, trains: list[Split], helds: list[Split]
 ) -> tuple[list[int], list[int]]:
     """Return the places of rows in the order of `draw_rows`; held-out rows follow all training rows."""
+    from grpo_cli.data.mixing import count_draws, draw_rows
+
     sizes = [len(split.rows) for split in trains]
     count_draws(dataset, sizes)
     ratios = [source.ratio for source in dataset.sources]
@@ -133,7 +224,7 @@ def _order_mixture(
     return _places(sizes, 0, order), _places(held, sum(sizes), spread)
 
 
-def _places(sizes: Sequence[int], first: int, draws: Iterable[Draw]) -> list[int]:
+def _places(sizes: Sequence[int], first: int, draws: Iterable[tuple[int, int]]) -> list[int]:
     """Return the places of drawn rows in a table that holds source after source from row `first` on."""
     starts = [first, *(first + end for end in accumulate(sizes))]
     return [starts[source] + row for source, row in draws]
@@ -141,7 +232,7 @@ def _places(sizes: Sequence[int], first: int, draws: Iterable[Draw]) -> list[int
 
 def _read_splits(
     recipe: Recipe, dataset: SingleDataset, has_chat_template: bool
-) -> tuple[Split, Split | None, GroupReport | None]:
+) -> tuple[Split, Split | None, "GroupReport | None"]:
     style = resolve_style(dataset.prompt, has_chat_template)
     options = {"may_be_empty": bool(recipe.environment), "in_parts": recipe.dataset.has_images}
     renderer = Renderer(dataset.prompt, style, **options)
@@ -156,6 +247,8 @@ def _read_splits(
         rows, train.rows = (select_rows(train.rows, chosen, without=it) for it in (False, True))
         held = Split(rows[: dataset.eval_limit], RowNames("evaluation"))
     if isinstance(dataset, ScoredDataset):
+        from grpo_cli.data.scored import report_groups
+
         groups = report_groups(list(iterate_rows(train.rows)), train.single)
     elif dataset.eval_fraction:
         train.rows = train.rows[: dataset.limit]
@@ -168,6 +261,8 @@ def _make_split(
     """Apply columns, render prompts, find images and leave out reserved names."""
     total = len(rows)
     if isinstance(dataset, ScoredDataset):
+        from grpo_cli.data.scored import drop_single, make_groups
+
         plain = [*iterate_rows(rows)] if isinstance(rows, pyarrow.Table) else rows
         listed = [*make_rows(dataset, renderer, plain, names)]
         places = [(place, row) for place, row, _ in listed]
@@ -190,7 +285,10 @@ def _make_table(
     dataset: SingleDataset, renderer: Renderer, source: pyarrow.Table, names: RowNames
 ) -> pyarrow.Table:
     """Return the rows as they are trained on; columns that stay as they are keep their arrays."""
-    check_image_columns(dataset.prompt.images, source.column_names, names.split)
+    if dataset.prompt.images:
+        from grpo_cli.data.images import check_image_columns
+
+        check_image_columns(dataset.prompt.images, source.column_names, names.split)
     extractor = ColumnExtractor(dataset.columns, source.column_names, names)
     read = iterate_blocks(source, _columns_read(dataset, renderer, source.column_names))
     blocks = zip(range(0, len(source), BLOCK_ROWS), read, strict=True)
@@ -237,6 +335,8 @@ def _make_block(
     else:
         prompts = message_array(texts)
     if renderer.in_parts:
+        from grpo_cli.data.images import read_images
+
         columns = dataset.prompt.images
         made[IMAGES] = image_array(
             read_images(row, columns, names(at), names.folder(at))
@@ -312,3 +412,53 @@ def check_characters(row: Row, where: str) -> None:
     except UnicodeEncodeError as error:
         message = f"{where} holds half a character (a lone surrogate): {error.reason}"
         raise recipe_error(message, "correct the text in the data", "dataset") from error
+
+
+def make_report(
+    dataset: DatasetConfig,
+    trains: list[Split],
+    helds: list[Split],
+    groups: "GroupReport | None",
+    drawn: int,
+) -> DataReport:
+    """Return the report on the splits of all sources; training draws `drawn` rows in an epoch."""
+    splits = [*trains, *helds]
+    held_out = [identify(row) for held in helds for row in iterate_rows(held.rows, IDENTIFYING)]
+    asked = {*held_out}
+    asked &= {
+        identify(row)
+        for train in (trains if asked else ())
+        for row in iterate_rows(
+            similar_rows(train.rows, [held.rows for held in helds]), IDENTIFYING
+        )
+    }
+    digest, sources = fingerprint(split.rows for split in splits), None
+    if isinstance(dataset, MixtureDataset):
+        held = [len(each.rows) for each in helds] or [0] * len(trains)
+        sources = {
+            source.name: {"train_rows": len(train.rows), "eval_rows": count, "ratio": source.ratio}
+            for source, train, count in zip(dataset.sources, trains, held, strict=True)
+        }
+    elif dataset.streams is not None:
+        # Of the rows, only the first are here.
+        paths = dataset.train if isinstance(dataset, FilesDataset) else ()
+        sizes = [Path(path).expanduser().stat().st_size for path in paths]
+        digest = hashlib.sha256(f"{digest} {sizes}".encode()).hexdigest()
+    counts, lengths = sorted(count for split in splits for count in split.tokens), None
+    if counts:
+        median, p95 = (counts[math.ceil(share * len(counts)) - 1] for share in (0.5, 0.95))
+        lengths = PromptTokens(counts[0], median, p95, counts[-1])
+    return DataReport(
+        train_rows=None if dataset.streams is not None else drawn,
+        eval_rows=len(held_out) if helds else None,
+        dropped=count_dropped(
+            (split.names.split if split.total else "training", split.counts) for split in splits
+        ),
+        dropped_columns=tuple(sorted(set().union(*(split.dropped_columns for split in splits)))),
+        prompt_tokens=lengths,
+        exact_duplicates_between_splits=sum(map(asked.__contains__, held_out)),
+        fingerprint=digest,
+        plain_text=all(pyarrow.types.is_string(each.rows["prompt"].type) for each in trains),
+        groups=groups,
+        sources=sources,
+    )

@@ -1,21 +1,17 @@
-"""Mixtures: in which order the rows of several sources are drawn, and which source a problem is about."""
+"""Mixtures: in which order the rows of several sources are drawn."""
 
 import random
-import re
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from math import lcm
 from typing import Any
 
+from grpo_cli.data.rows import place_issue
 from grpo_cli.errors import RecipeError
 from grpo_cli.issues import Issue
-from grpo_cli.recipe.dataset import MixtureDataset
+from grpo_cli.recipe.dataset import SOURCE, MixtureDataset
 from grpo_cli.units import spread
 
-SOURCE = "source"
-"""The column that holds the name of a row's source."""
 MOST_DRAWS = 20_000_000
 """Prompts of an epoch; their order is kept in memory."""
 _MOST_PERIOD = 10_000
@@ -120,25 +116,3 @@ def spread_rows(data: Any, places: Sequence[int], count: int) -> list[int]:
         names = data[SOURCE][:]
         places = sorted(places, key=lambda place: names[place])
     return sorted(places[index] for index in spread(len(places), count))
-
-
-def place_issue(issue: Issue, place: int, name: str) -> Issue:
-    """Return an issue about a dataset as one about a source of a mixture."""
-    own = f"dataset.sources.{place}"
-    seen, fix = (text.replace("dataset.", f"{own}.") for text in (issue.seen, issue.fix))
-    path = re.sub(r"^dataset\b", own, issue.path)
-    return replace(issue, seen=f"source `{name}`: {seen}", fix=fix, path=path)
-
-
-def place_issues(issues: Iterable[Issue], place: int, name: str | None) -> list[Issue]:
-    """Return issues as those of a source; as they are if it has no name, since there is no mixture."""
-    return [issue if name is None else place_issue(issue, place, name) for issue in issues]
-
-
-@contextmanager
-def naming_source(place: int, name: str | None) -> Iterator[None]:
-    """Add a source to the `RecipeError`s of what is done inside."""
-    try:
-        yield
-    except RecipeError as error:
-        raise RecipeError(place_issues(error.problems, place, name)) from error.__cause__

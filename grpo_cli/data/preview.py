@@ -6,16 +6,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-from grpo_cli.data.columns import keep_rows
 from grpo_cli.data.files import PREVIEW_ROWS, WHOLE_ROWS, find_files, preview_file
-from grpo_cli.data.hub import check_id
 from grpo_cli.data.images import ImageError, as_image, image_values
-from grpo_cli.data.mixing import SOURCE, count_draws, place_issues
+from grpo_cli.data.mixing import count_draws
 from grpo_cli.data.prompts import Renderer, Style
-from grpo_cli.data.rows import Row, RowNames, columns_of, fill_missing
+from grpo_cli.data.rows import Row, RowNames, columns_of, fill_missing, keep_rows, place_issues
 from grpo_cli.data.scored import GroupReport, look_at_groups
 from grpo_cli.data.sources import (
     check_held_out,
+    check_id,
     held_out_count,
     hold_out,
     identify,
@@ -28,6 +27,7 @@ from grpo_cli.errors import RecipeError
 from grpo_cli.issues import Issue
 from grpo_cli.recipe.dataset import (
     IMAGES,
+    SOURCE,
     DatasetConfig,
     EnvironmentDataset,
     FilesDataset,

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from statistics import median_low
 from typing import Any
 
-from grpo_cli.data.columns import keep_rows
 from grpo_cli.data.prompts import Prompt, Renderer, is_plain, render_template, template_columns
-from grpo_cli.data.rows import Row, RowNames, canonical_json, show
+from grpo_cli.data.rows import Row, RowNames, canonical_json, keep_rows, show
 from grpo_cli.errors import recipe_error
 from grpo_cli.recipe.dataset import ScoredDataset
 

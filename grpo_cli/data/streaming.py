@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from grpo_cli.data.build import BuiltData, CountTokens, check_characters, check_one_style, make_rows
 from grpo_cli.data.files import find_files, iterate_rows
-from grpo_cli.data.hub import iterate_split
 from grpo_cli.data.prompts import Renderer, resolve_style
 from grpo_cli.data.rows import Row, RowNames
+from grpo_cli.data.sources import iterate_split
 from grpo_cli.recipe.dataset import FilesDataset, HubDataset
 from grpo_cli.recipe.recipe import Recipe
 

@@ -14,8 +14,7 @@ from grpo_cli.issues import Issue
 from grpo_cli.recipe.dataset import IMAGES
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.reward_test.run import read_training_rows
-from grpo_cli.rewards.building import build_rewards
-from grpo_cli.rewards.context import reward_context
+from grpo_cli.rewards.building import build_rewards, reward_context
 from grpo_cli.rewards.contract import EPISODE, Batch
 from grpo_cli.rewards.scoring import Reward, weighted_sum
 
@@ -68,7 +67,7 @@ def _choose_rows(recipe: Recipe, most: int) -> list[dict[str, Any]]:
 
 def _load_tokenizer(recipe: Recipe) -> tuple[Any, Sequence[int]]:
     """Return the model's tokenizer or processor, None if it is not on this machine; and what ends its answers."""
-    from grpo_cli.fast.completions import all_eos_token_ids
+    from grpo_cli.fast.tokens import all_eos_token_ids
     from grpo_cli.models.loading import load_generation_config
     from grpo_cli.models.processor import load_processing_class, tokenizer_of
 

@@ -9,8 +9,7 @@ from typing import Any
 from grpo_cli.data.images import images_of, in_parts
 from grpo_cli.environments.calls import Content, as_text
 from grpo_cli.environments.contract import EpisodeError, Tool, tool_template_fix
-from grpo_cli.fast.completion_reader import build_reader
-from grpo_cli.fast.prompts import apply_template, begins_itself
+from grpo_cli.fast.tokens import apply_template, begins_itself, build_reader
 from grpo_cli.models.processor import tokenizer_of
 from grpo_cli.rewards.answers import after_thinking
 

@@ -7,7 +7,7 @@ from grpo_cli.environments.contract import EnvironmentParams, EpisodeError, Tool
 from grpo_cli.errors import GrpoError, UsageError, nearest
 from grpo_cli.recipe.episode import KindConfig
 from grpo_cli.recipe.kinds import KindDescription, added_kinds, describe, load_kind
-from grpo_cli.rewards.failures import explain_build
+from grpo_cli.rewards.scoring import explain_build
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint

@@ -13,7 +13,7 @@ from grpo_cli.checks.generation import choose_local_backend, read_vllm_version, 
 from grpo_cli.checks.recipe import check_recipe
 from grpo_cli.errors import SetupError, UsageError, check_choice, install_extra
 from grpo_cli.machine import is_on_cpu, read_hardware
-from grpo_cli.models.folder import is_adapter, read_present_base, refuse_sharded
+from grpo_cli.models.source import is_adapter, read_present_base, refuse_sharded
 from grpo_cli.recipe.comparison import hash_code
 from grpo_cli.recipe.model import ModelConfig
 from grpo_cli.recipe.recipe import Recipe

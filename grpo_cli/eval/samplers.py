@@ -12,15 +12,12 @@ from transformers.utils.logging import disable_progress_bar
 from grpo_cli.data.table import list_rows
 from grpo_cli.environments.player import open_player, sample_episodes
 from grpo_cli.eval.request import EvalRequest, Subject
-from grpo_cli.fast.completions import Completion, Images, all_eos_token_ids, sample_completions
+from grpo_cli.fast.completions import Completion, Images, sample_completions
 from grpo_cli.fast.completions import open_sampler as open_token_sampler
+from grpo_cli.fast.decoding import find_prompt_ties
+from grpo_cli.fast.tokens import all_eos_token_ids
 from grpo_cli.machine import pick_device
-from grpo_cli.models.loading import (
-    find_prompt_ties,
-    load_adapter,
-    load_generation_config,
-    load_model,
-)
+from grpo_cli.models.loading import load_adapter, load_generation_config, load_model
 from grpo_cli.models.processor import load_processing_class, tokenizer_of
 from grpo_cli.models.source import model_folder_or_id
 from grpo_cli.models.vllm_engine import engine_settings

@@ -51,8 +51,7 @@ def measure(
 
     from grpo_cli.analysis.samples import MetricLog, score_samples
     from grpo_cli.eval.samplers import open_sampler
-    from grpo_cli.rewards.building import build_rewards
-    from grpo_cli.rewards.context import reward_context
+    from grpo_cli.rewards.building import build_rewards, reward_context
     from grpo_cli.rewards.scoring import reward_columns
 
     device = device or torch.device(pick_device(request.recipe.launch))
@@ -125,7 +124,7 @@ def _plan(request: EvalRequest, folder: EvalFolder) -> list[_Plan]:
 
 def _read_rows(request: EvalRequest, subject: Subject) -> _Plan:
     from grpo_cli.data.build import build_datasets
-    from grpo_cli.fast.prompts import count_prompt_tokens, count_row_tokens
+    from grpo_cli.fast.tokens import count_prompt_tokens, count_row_tokens
     from grpo_cli.models.processor import load_processing_class
 
     recipe = request.recipe

@@ -16,7 +16,8 @@ from grpo_cli.analysis.diagnosis.history import read_history
 from grpo_cli.analysis.held_out import read_held_out
 from grpo_cli.analysis.metrics import say_failures, say_metric
 from grpo_cli.exporting.request import TEMPLATE, ExportRequest
-from grpo_cli.models.source import read_licence, resolve_source
+from grpo_cli.models.source import find_folder, read_gguf_text, resolve_source
+from grpo_cli.recipe.model import ModelConfig
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.recipe.yaml_tree import write_yaml
 from grpo_cli.rewards.building import name_rewards
@@ -196,3 +197,21 @@ def _read_evaluation(request: ExportRequest) -> dict[str, Any] | None:
         "samples": evaluation.samples_per_prompt,
         "temperature": evaluation.temperature,
     }
+
+
+def read_licence(model: ModelConfig) -> str | None:
+    """Return the licence that a model's card, or its GGUF file, names; None if none does on this machine."""
+    from huggingface_hub import ModelCard
+    from yaml import YAMLError
+
+    source = resolve_source(model)
+    if source.kind == "gguf":
+        return read_gguf_text(Path(source.location), "general.license")
+    folder = find_folder(source, "README.md")
+    if folder is None or not (folder / "README.md").is_file():
+        return None
+    try:
+        licence = ModelCard.load(folder / "README.md").data.license
+    except (ValueError, YAMLError):
+        return None
+    return licence if isinstance(licence, str) else None

@@ -18,10 +18,10 @@ from typing import IO, Any, cast
 from safetensors import SafetensorError
 
 from grpo_cli.errors import RunError, SetupError, UsageError
+from grpo_cli.exporting.card import read_licence
 from grpo_cli.exporting.request import TEMPLATE, ExportRequest
 from grpo_cli.issues import Issue
-from grpo_cli.models.folder import is_sharded, read_adapter_base
-from grpo_cli.models.source import read_licence, read_source_template
+from grpo_cli.models.source import is_sharded, read_adapter_base, read_source_template
 from grpo_cli.processes import child, run_module
 from grpo_cli.recipe.yaml_tree import write_yaml
 from grpo_cli.runs.files import SCHEMA_VERSION, read_object, write_json, write_text

@@ -18,7 +18,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from grpo_cli.errors import RunError, SetupError, pip
 from grpo_cli.exporting.request import ExportRequest
-from grpo_cli.fast.completions import all_eos_token_ids
+from grpo_cli.fast.tokens import all_eos_token_ids
 from grpo_cli.models.loading import load_adapter, load_generation_config, load_model, load_tokenizer
 from grpo_cli.models.processor import copy_processor, load_processing_class, tokenizer_of
 from grpo_cli.processes import reaped

@@ -7,8 +7,7 @@ from typing import Literal, cast, get_args
 from pydantic import BaseModel, ConfigDict
 
 from grpo_cli.errors import UsageError, check_choice
-from grpo_cli.models.folder import is_adapter, is_sharded
-from grpo_cli.models.source import fingerprint_model
+from grpo_cli.models.source import fingerprint_model, is_adapter, is_sharded
 from grpo_cli.recipe.model import ModelConfig
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.runs.checkpoints import find_model

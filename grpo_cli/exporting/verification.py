@@ -30,8 +30,8 @@ from grpo_cli.environments.player import open_player
 from grpo_cli.exporting.exporting import PROGRESS
 from grpo_cli.exporting.formats import load_exact, load_processing, load_trained
 from grpo_cli.exporting.request import ExportRequest
-from grpo_cli.fast.completions import Images, all_eos_token_ids, sample_completions
-from grpo_cli.fast.prompts import encode_prompt
+from grpo_cli.fast.completions import Images, sample_completions
+from grpo_cli.fast.tokens import all_eos_token_ids, encode_prompt
 from grpo_cli.issues import Issue
 from grpo_cli.machine import pick_device
 from grpo_cli.models.loading import load_adapter, load_generation_config

@@ -1,6 +1,12 @@
-"""Attention backends, registered with transformers: of segments with shared paths, and of one new token.
+"""Reads rows without padding: attention of segments with shared paths, and the log-probabilities that come of it.
 
-Source: `AttentionInterface`, public in transformers since 4.50.
+Also attention of one new token, for sampling. A layout goes through the trained model's own forward, so that its
+wrappers (DDP, FSDP, ZeRO, PEFT) take part, and through TRL's fused head, which never holds the logits of more than
+a tile of tokens; on a CPU through the model's own head if all logits fit.
+
+
+Source: `AttentionInterface`, public in transformers since 4.50; `add_fused_lm_head` of trl 1.16.0, whose forward
+takes `fused_lm_head` and `shift_labels`.
 """
 
 import inspect
@@ -11,11 +17,21 @@ from functools import cache, partial
 from typing import Any
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers import AttentionInterface
 from transformers.integrations.flash_attention import flash_attention_forward
 
-from grpo_cli.fast.layout import Block, Rectangles, Segments
+from grpo_cli.fast.layout import (
+    Block,
+    Layout,
+    Padded,
+    Rectangles,
+    Segments,
+    group_rows,
+    lay_out,
+    read_padded,
+    upload,
+)
 from grpo_cli.upstream.transformers import EAGER, attention_name, eager_namespaces
 
 _SDPA = "sdpa"
@@ -293,3 +309,155 @@ def attend_one_token(
     grouped = query.reshape(sequences, key.shape[1], -1, width)
     output = scaled_dot_product_attention(grouped, key, value, attn_mask=mask, scale=scaling)
     return output.reshape(sequences, 1, heads, output.shape[-1])
+
+
+class PackedModel:
+    """A causal language model that reads layouts; it works as before for all other inputs."""
+
+    def __init__(self, model: Any, plain_temperature: float | None = None) -> None:
+        """Prepare a model.
+
+        Args:
+            model: A `PreTrainedModel` with TRL's fused head.
+            plain_temperature: Divisor of logits that the model's own head computes; None allows only TRL's head.
+        """
+        self._plain_temperature = plain_temperature
+        self._vocabulary = model.config.get_text_config().vocab_size
+        self._model = model
+        model.base_model.register_forward_hook(_select, with_kwargs=True)
+
+    def read(
+        self,
+        wrapped: Any,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        width: int,
+        padded: Padded | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None] | None:
+        """Return log-probabilities and entropies of completions.
+
+        Args:
+            wrapped: The model as it is trained: with adapters, sharded.
+            input_ids: `[rows, width of prompts and completions] int64`, padded on both sides.
+            attention_mask: As wide; 1 at tokens.
+            width: Columns of completions.
+            padded: The batch on the host, where that is known; otherwise it is read from the device.
+
+        Returns:
+            `[rows, width] float32` each, 0 in padding; no entropies if the head computes none. None if the batch
+            cannot be laid out.
+
+        Raises:
+            NotImplementedError: The model's attention takes no layouts.
+        """
+        padded = padded or read_padded(input_ids, attention_mask)
+        layout = lay_out(padded, width, input_ids.device)
+        if layout is None:
+            return None
+        # Each time, as `grouped_heads` and others replace attention functions too.
+        accept_layouts(self._model)
+        log_probs, entropy = self._score(wrapped, layout)
+
+        def put_back(values: torch.Tensor) -> torch.Tensor:
+            flat = values.new_zeros(len(input_ids) * width)
+            return flat.index_put((layout.origins,), values).view(len(input_ids), width)
+
+        return put_back(log_probs), None if entropy is None else put_back(entropy)
+
+    def _score(self, wrapped: Any, layout: Layout) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Log-probabilities and entropies `[N] float32` of the predicted tokens."""
+        inputs = {
+            "input_ids": layout.tokens,
+            "attention_mask": layout.tokens.new_ones(NO_MASK, dtype=torch.bool),
+            "position_ids": layout.positions,
+            "layout": layout,
+            "use_cache": False,
+        }
+        temperature = self._plain_temperature
+        if temperature is None or not holds_logits(layout.targets.numel(), self._vocabulary):
+            scored = wrapped(**inputs, shift_labels=layout.targets, fused_lm_head=True)
+            return scored.log_probs[0], None if scored.entropy is None else scored.entropy[0]
+        logits = wrapped(**inputs).logits[0].float() / temperature
+        log_probs = torch.log_softmax(logits, -1)
+        with torch.no_grad():
+            entropy = -(log_probs.exp() * log_probs).sum(-1)
+        return log_probs.gather(-1, layout.targets[0, :, None])[:, 0], entropy
+
+
+def _select(module: Any, args: Any, named: dict[str, Any], output: Any) -> Any:
+    """Keep, of the output of the model's body, the places that predict a completion's token."""
+    layout = named.get("layout")
+    if layout is not None:
+        output.last_hidden_state = output.last_hidden_state.index_select(1, layout.scored)
+    return output
+
+
+def chunk_rows(
+    input_ids: torch.Tensor, attention_mask: torch.Tensor, width: int, size: int | None
+) -> list[torch.Tensor]:
+    """Return row numbers in chunks of a size, rows of equal prompts adjacent.
+
+    The number of chunks depends on the number of rows alone, since processes that share a model read together.
+    """
+    if size is None or size >= len(input_ids):
+        return [torch.arange(len(input_ids), device=input_ids.device)]
+    edge = input_ids.shape[1] - width
+    prompts = torch.stack([each[:, :edge].long() for each in (input_ids, attention_mask)]).cpu()
+    groups = group_rows(prompts[0].numpy(), prompts[1].sum(1).tolist())
+    (order,) = upload([[row for rows in groups for row in rows]], input_ids.device)
+    return list(order.split(size))
+
+
+def read_plainly(
+    compute: Callable[..., Any],
+    input_ids: torch.Tensor,
+    attention_mask: torch.Tensor,
+    width: int,
+    padded: Padded | None = None,
+    *,
+    trim: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return log-probabilities and entropies `[rows, width]` by TRL's own pass, `compute`.
+
+    It reads rows with a completion and, to `trim`, columns with a token of one of them. `padded` is as for
+    `PackedModel.read`.
+    """
+    edge, shape = input_ids.shape[1] - width, (len(input_ids), width)
+    tokens = torch.from_numpy(padded[1]).bool() if padded else attention_mask.cpu().bool()
+    # Processes that share the model read together, so none reads nothing.
+    rows = tokens[:, edge:].any(1).nonzero().flatten().tolist() or [0]
+    (answered,) = upload([rows], input_ids.device)
+    ids, mask = input_ids[answered], attention_mask[answered]
+    present = tokens[rows].any(0).nonzero().flatten()
+    first = min(int(present[0]), edge - 1) if trim else 0
+    end = max(int(present[-1]) + 1, edge + 1) if trim else edge + width
+    log_probs, entropies, _ = compute(ids[:, first:end], mask[:, first:end], end - edge)
+
+    def put_back(values: torch.Tensor) -> torch.Tensor:
+        wide = pad(values, (0, edge + width - end))
+        return wide.new_zeros(shape).index_copy(0, answered, wide)
+
+    return put_back(log_probs), None if entropies is None else put_back(entropies)
+
+
+TILE_TOKENS, TILE_WORDS = 4096, 32768
+"""Rows and columns of the tiles of TRL's head (trl 1.16, `TOKEN_CHUNK_SIZE`, `_CHUNKED_LOGPROB_CHUNK_SIZE`)."""
+TILE_BYTES = 52
+"""Bytes for each value of a tile without Triton. Seven float32 tensors and a mask live at once (trl 1.16,
+`_backward_tile`); measured are 13 float32 tensors, since blocks of other sizes leave holes in the heap that glibc
+cannot give back."""
+LOGIT_BYTES = 20
+"""Bytes for each logit if all are kept: float32 logits, their softmax, its gradient and that of the logits, and
+one more while the entropy is summed."""
+_SMALL = 2**28
+"""Bytes that whole logits may always take."""
+
+
+def holds_logits(tokens: int, vocabulary: int) -> bool:
+    """Return whether a CPU computes the logits of that many tokens at once.
+
+    That is twice as fast as in tiles, which compute each product again for the backward pass; but it is done only
+    if it takes no more memory than they do, or little.
+    """
+    tile = min(tokens, TILE_TOKENS) * min(vocabulary, TILE_WORDS) * TILE_BYTES
+    return tokens * vocabulary * LOGIT_BYTES <= max(tile, _SMALL)

@@ -1,4 +1,4 @@
-"""The micro-batches of an optimizer step, repacked from the rows that are learned from."""
+"""The micro-batches of an optimizer step, repacked from the rows that are learned from; and what they count."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -302,3 +302,48 @@ def pack_padded(prompt_lengths: Sequence[int], lengths: Sequence[int], budget: i
         else:
             packs.append(Pack([row], prompt_lengths[row] + lengths[row]))
     return packs
+
+
+@dataclass(frozen=True)
+class Logged:
+    """What TRL logged of one batch, the same on all processes, and what this process has in the batch."""
+
+    metrics: Mapping[str, Sequence[float]]
+    rows: float
+    tokens: Any = 0.0
+    """Tokens that the loss counts; a tensor without dimensions if reading it would wait for the device."""
+    loss: Any = 0.0
+    """TRL's loss of this process's rows, likewise."""
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What a process has besides its batches, or what all have in all."""
+
+    tokens: float
+    rows: float
+    """Completions of the step or the evaluation, with those that were left out of batches."""
+    known_tokens: float = 0.0
+    """Tokens that were left out, of which the entropy is known."""
+    known_entropy: float = 0.0
+    """Its sum over them."""
+
+
+def count_batch(inputs: Rows, loss: Any, metrics: Mapping[str, Sequence[float]]) -> Logged:
+    """Return what was logged of a batch with its counts."""
+    rows = len(inputs["advantages"])
+    tokens = inputs.tokens if isinstance(inputs, MicroBatch) else loss_mask(inputs).sum()
+    return Logged(metrics, rows, tokens, loss.detach())
+
+
+def count_window(on_host: Sequence[Rows], *, leave_out: bool) -> Counts:
+    """Return what the micro-batches of a step hold, before rows without signal were left out."""
+    tokens = rows = known = entropy = 0.0
+    for batch in on_host:
+        lengths = loss_mask(batch).sum(1)
+        tokens, rows = tokens + float(lengths.sum()), rows + len(lengths)
+        if leave_out and ENTROPY in batch:
+            counted = ~has_signal(batch) & ~np.isnan(batch[ENTROPY])
+            known += float(lengths[counted].sum())
+            entropy += float(batch[ENTROPY][counted].sum())
+    return Counts(tokens, rows, known, entropy)

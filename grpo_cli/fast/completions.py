@@ -14,11 +14,24 @@ from transformers import GenerationConfig, StoppingCriteriaList
 
 from grpo_cli.data.images import fill_images
 from grpo_cli.errors import RunError
-from grpo_cli.fast.completion_reader import CompletionReader, StopStrings, build_reader
-from grpo_cli.fast.decoding import Decoding, decode, pad_prompts, read_decoding, unsupported_reason
-from grpo_cli.fast.graph_decoding import decode_with_graphs, graph_unsupported_reason
-from grpo_cli.fast.prompts import Prompt, encode_prompt, encode_unexpanded
-from grpo_cli.models.loading import without_wrapper
+from grpo_cli.fast.decoding import (
+    Decoding,
+    decode,
+    pad_prompts,
+    read_decoding,
+    unsupported_reason,
+    without_wrapper,
+)
+from grpo_cli.fast.tokens import (
+    CompletionReader,
+    Prompt,
+    StopStrings,
+    all_eos_token_ids,
+    build_reader,
+    declared_eos_token_ids,
+    encode_prompt,
+    encode_unexpanded,
+)
 from grpo_cli.models.processor import encode_images
 from grpo_cli.recipe.training import FastConfig
 
@@ -201,23 +214,6 @@ def check_context(tokens: int, config: Any) -> None:
         )
 
 
-def all_eos_token_ids(config: GenerationConfig, tokenizer: Any) -> list[int]:
-    """Return every token that ends a completion: the tokenizer's, and those of the model's generation settings.
-
-    Source: trl 1.16, `GRPOTrainer.__init__`, `self.eos_token_ids`.
-    """
-    ids = dict.fromkeys([tokenizer.eos_token_id, *declared_eos_token_ids(config)])
-    return [token for token in ids if token is not None]
-
-
-def declared_eos_token_ids(config: GenerationConfig) -> list[int]:
-    """Return the end-of-sequence tokens that a model's generation settings name: none, one or several."""
-    declared = config.eos_token_id
-    if declared is None:
-        return []
-    return declared if isinstance(declared, list) else [declared]
-
-
 def _as_completion(
     reader: CompletionReader, row: Sequence[int], prompt_ids: Sequence[int]
 ) -> Completion:
@@ -264,8 +260,12 @@ def _pick_sampler(
     if decoding is None:
         return lambda ids: _generate(model, ids, config, stops)
     bare = without_wrapper(model)
-    graphs = fast.cuda_graphs and graph_unsupported_reason(model) is None
-    sample = decode_with_graphs if graphs else decode
+    sample = decode
+    if fast.cuda_graphs:
+        from grpo_cli.fast.graph_decoding import decode_with_graphs, graph_unsupported_reason
+
+        if graph_unsupported_reason(model) is None:
+            sample = decode_with_graphs
     return lambda ids: sample(bare, ids, decoding, entropies=False).completion_ids
 
 

@@ -16,10 +16,16 @@ from torch.nn.functional import pad
 from transformers.cache_utils import Cache, StaticLayer
 
 from grpo_cli.fast.attention import grouped_heads
-from grpo_cli.fast.cpu import NO_NUMBERS
-from grpo_cli.fast.decoding import Decoding, Sampled, entropy, pad_prompts, read_prompts
-from grpo_cli.fast.support import has_dropout
-from grpo_cli.models.loading import without_wrapper
+from grpo_cli.fast.decoding import (
+    NO_NUMBERS,
+    Decoding,
+    Sampled,
+    entropy,
+    has_dropout,
+    pad_prompts,
+    read_prompts,
+    without_wrapper,
+)
 from grpo_cli.models.weights import merge_copy
 from grpo_cli.upstream.transformers import attention_name, cache_argument
 

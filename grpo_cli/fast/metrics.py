@@ -6,14 +6,13 @@ if all rows had been in one batch.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from accelerate.utils import gather_object
 
-from grpo_cli.fast.batches import ENTROPY, MEAN_OF_ROWS, MicroBatch, Rows, has_signal, loss_mask
+from grpo_cli.fast.batches import MEAN_OF_ROWS, Counts, Logged
 from grpo_cli.upstream import trl
 
 _OF_TOKENS = {trl.ENTROPY, trl.KL}
@@ -22,51 +21,6 @@ _LEAST = {trl.CLIP_LOW_MIN, trl.IS_RATIO_MIN}
 _MOST = {trl.CLIP_HIGH_MAX, trl.IS_RATIO_MAX, trl.LOGP_DIFFERENCE_MAX}
 _NEWEST = {trl.ENTROPY_COEF, trl.NUM_TOKENS}
 _TOKENS, _ROWS = 0, 1
-
-
-@dataclass(frozen=True)
-class Logged:
-    """What TRL logged of one batch, the same on all processes, and what this process has in the batch."""
-
-    metrics: Mapping[str, Sequence[float]]
-    rows: float
-    tokens: Any = 0.0
-    """Tokens that the loss counts; a tensor without dimensions if reading it would wait for the device."""
-    loss: Any = 0.0
-    """TRL's loss of this process's rows, likewise."""
-
-
-@dataclass(frozen=True)
-class Counts:
-    """What a process has besides its batches, or what all have in all."""
-
-    tokens: float
-    rows: float
-    """Completions of the step or the evaluation, with those that were left out of batches."""
-    known_tokens: float = 0.0
-    """Tokens that were left out, of which the entropy is known."""
-    known_entropy: float = 0.0
-    """Its sum over them."""
-
-
-def count_batch(inputs: Rows, loss: Any, metrics: Mapping[str, Sequence[float]]) -> Logged:
-    """Return what was logged of a batch with its counts."""
-    rows = len(inputs["advantages"])
-    tokens = inputs.tokens if isinstance(inputs, MicroBatch) else loss_mask(inputs).sum()
-    return Logged(metrics, rows, tokens, loss.detach())
-
-
-def count_window(on_host: Sequence[Rows], *, leave_out: bool) -> Counts:
-    """Return what the micro-batches of a step hold, before rows without signal were left out."""
-    tokens = rows = known = entropy = 0.0
-    for batch in on_host:
-        lengths = loss_mask(batch).sum(1)
-        tokens, rows = tokens + float(lengths.sum()), rows + len(lengths)
-        if leave_out and ENTROPY in batch:
-            counted = ~has_signal(batch) & ~np.isnan(batch[ENTROPY])
-            known += float(lengths[counted].sum())
-            entropy += float(batch[ENTROPY][counted].sum())
-    return Counts(tokens, rows, known, entropy)
 
 
 def merge_step(

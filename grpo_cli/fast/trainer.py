@@ -18,21 +18,29 @@ from transformers import ProcessorMixin, Trainer
 from trl import GRPOTrainer
 
 from grpo_cli.fast import decoding
+from grpo_cli.fast.attention import PackedModel, chunk_rows, read_plainly
 from grpo_cli.fast.batches import (
     ENTROPY,
+    Counts,
+    Logged,
     MicroBatch,
     Rows,
+    count_batch,
+    count_window,
     loss_mask,
     make_filler,
     make_micro_batches,
     read_window,
 )
-from grpo_cli.fast.graph_decoding import graph_unsupported_reason
+from grpo_cli.fast.decoding import (
+    find_difference,
+    find_prompt_ties,
+    ignores_padding,
+    sharing_unsupported_reason,
+    without_wrapper,
+)
 from grpo_cli.fast.layout import Padded
-from grpo_cli.fast.log_probs import PackedModel, chunk_rows, read_plainly
-from grpo_cli.fast.metrics import Counts, Logged, count_batch, count_window, merge_step
-from grpo_cli.fast.support import find_difference, ignores_padding, unsupported_reason
-from grpo_cli.models.loading import find_prompt_ties, without_wrapper
+from grpo_cli.fast.metrics import merge_step
 from grpo_cli.recipe.training import (
     BUDGET,
     GRAPHS,
@@ -42,7 +50,6 @@ from grpo_cli.recipe.training import (
     find_left_off,
     leave_off,
 )
-from grpo_cli.upstream.accelerate import set_gradient_sync
 
 _OFF = FastConfig(no_signal=False, shared_prompts=False, sampling=False)
 
@@ -126,7 +133,7 @@ class FastTrainer(GRPOTrainer):
         reason = None
         for each in self._and_reference(model):
             unwrapped = self.accelerator.unwrap_model(each)
-            reason = reason or unsupported_reason(unwrapped, without_wrapper(unwrapped))
+            reason = reason or sharing_unsupported_reason(unwrapped, without_wrapper(unwrapped))
             if reason is None:
                 packed = partial(self._pack_model(each).read, each)
                 with self._comparing(each) as trial:
@@ -156,6 +163,8 @@ class FastTrainer(GRPOTrainer):
         return None
 
     def _why_no_graphs(self, model: Any) -> str | None:
+        from grpo_cli.fast.graph_decoding import graph_unsupported_reason
+
         return graph_unsupported_reason(self.accelerator.unwrap_model(model))
 
     def _ignores_padding(self, model: Any) -> bool:
@@ -262,12 +271,12 @@ class FastTrainer(GRPOTrainer):
         """Let the processes exchange gradients, and DeepSpeed step, in the last micro-batch alone."""
         deepspeed = self.accelerator.distributed_type == DistributedType.DEEPSPEED
         alone = contextlib.nullcontext() if last or deepspeed else self.accelerator.no_sync(model)
-        set_gradient_sync(self.accelerator, last)
+        self.accelerator.sync_gradients = last
         try:
             with alone:
                 yield
         finally:
-            set_gradient_sync(self.accelerator, True)
+            self.accelerator.sync_gradients = True
 
     @contextlib.contextmanager
     def _catching(self, mode: str) -> Iterator[dict[str, list[float]]]:

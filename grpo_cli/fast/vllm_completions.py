@@ -12,11 +12,16 @@ from typing import Any
 from vllm import LLM, SamplingParams
 from vllm.lora.request import LoRARequest
 
-from grpo_cli.fast.completion_reader import CompletionReader, build_reader
 from grpo_cli.fast.completions import Completion, Images
-from grpo_cli.fast.prompts import Prompt, encode_prompt, encode_unexpanded
-from grpo_cli.models.folder import read_vllm_rank
+from grpo_cli.fast.tokens import (
+    CompletionReader,
+    Prompt,
+    build_reader,
+    encode_prompt,
+    encode_unexpanded,
+)
 from grpo_cli.models.processor import ban_image_token
+from grpo_cli.models.vllm_engine import read_vllm_rank
 from grpo_cli.recipe.generation import stop_params
 
 _OPTIONS = ("top_p", "top_k", "min_p", "repetition_penalty")

@@ -15,15 +15,14 @@ from typing import Any, Literal
 
 from grpo_cli.errors import RecipeError, UsageError
 from grpo_cli.machine import pick_free_port
-from grpo_cli.models.folder import (
+from grpo_cli.models.source import (
     is_adapter,
+    model_folder_or_id,
     read_adapter_base,
     read_dtype,
     read_present_base,
-    read_vllm_rank,
     refuse_sharded,
 )
-from grpo_cli.models.source import model_folder_or_id
 from grpo_cli.models.vllm_engine import (
     AUTOMATIC,
     CPU_MEMORY,
@@ -31,6 +30,7 @@ from grpo_cli.models.vllm_engine import (
     model_length,
     pick_dtype,
     processor_settings,
+    read_vllm_rank,
 )
 from grpo_cli.processes import run_module
 from grpo_cli.recipe.loading import load_recipe

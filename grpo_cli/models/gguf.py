@@ -19,8 +19,8 @@ from tokenizers import decoders, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from grpo_cli.errors import SetupError, install_extra
-from grpo_cli.loading_errors import quiet_loading
 from grpo_cli.machine import cache_folder
+from grpo_cli.upstream.transformers import quiet_loading
 
 _FORMAT_VERSION = 2
 """Part of the cache key; raise it when the folders written here change."""

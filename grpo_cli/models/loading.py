@@ -23,9 +23,7 @@ from transformers import (
 
 from grpo_cli.errors import GrpoError, RecipeError, SetupError, UsageError, install_extra, nearest
 from grpo_cli.issues import Issue
-from grpo_cli.loading_errors import check_tokenizer, explain_loading, quiet_loading
 from grpo_cli.machine import has_bfloat16
-from grpo_cli.models.safe_loading import unpickling_reason
 from grpo_cli.models.source import (
     is_vision_language,
     model_folder_or_id,
@@ -38,10 +36,16 @@ from grpo_cli.models.weights import (
     check_sizes,
     check_values,
     sample_values,
+    unpickling_reason,
 )
 from grpo_cli.recipe.model import ADAPTER_CONFIG, ADAPTER_WEIGHTS, LoraConfig, ModelConfig
 from grpo_cli.templating import bounded_environment
-from grpo_cli.upstream.transformers import replace_sandbox
+from grpo_cli.upstream.transformers import (
+    check_tokenizer,
+    explain_loading,
+    quiet_loading,
+    replace_sandbox,
+)
 
 _OFFLINE_FIX = (
     "download it beforehand with `hf download {path}` and set HF_HUB_OFFLINE=1, "
@@ -328,24 +332,6 @@ def _check_module_names(model: Any, lora: LoraConfig) -> None:
                 problems.append(Issue(message, fix, f"model.lora.{key}"))
     if problems:
         raise RecipeError(problems)
-
-
-def without_wrapper(model: Any) -> Any:
-    """Return the model into which peft has put its layers; the model itself if it has none."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
-
-
-def find_prompt_ties(model: Any) -> str | None:
-    """Return why an adapter must see the prompt whole; None if it need not.
-
-    Source: peft 0.21, `PeftModelForCausalLM.forward`, and `alora_invocation_tokens` of its `LoraConfig`.
-    """
-    for adapter in (getattr(model, "peft_config", None) or {}).values():
-        if adapter.is_prompt_learning:
-            return "the adapter puts tokens of its own before the prompt"
-        if getattr(adapter, "alora_invocation_tokens", None):
-            return "the adapter begins at tokens that it looks for in the prompt"
-    return None
 
 
 def load_trainable(model: Any, config: ModelConfig, *, adds_fresh: bool = False) -> Any:

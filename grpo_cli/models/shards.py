@@ -8,9 +8,9 @@ from pickle import UnpicklingError
 from typing import Any
 
 from grpo_cli.errors import RunError, SetupError, install_extra
-from grpo_cli.models.folder import FSDP_SHARDS
 from grpo_cli.models.loading import add_adapters, load_model
-from grpo_cli.models.safe_loading import weights_only
+from grpo_cli.models.source import FSDP_SHARDS
+from grpo_cli.models.weights import weights_only
 from grpo_cli.recipe.model import ModelConfig
 
 

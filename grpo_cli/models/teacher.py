@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 from grpo_cli.errors import GrpoError, RecipeError
 from grpo_cli.issues import Issue
 from grpo_cli.models.adapter import fingerprint_adapter
-from grpo_cli.models.folder import is_adapter, read_present_base
-from grpo_cli.models.source import fingerprint_model, resolve_source
+from grpo_cli.models.source import fingerprint_model, is_adapter, read_present_base, resolve_source
 from grpo_cli.recipe.adapter import find_downloaded, find_run, name_checkpoint
 from grpo_cli.recipe.model import AdapterConfig, ModelConfig
 from grpo_cli.recipe.recipe import Recipe

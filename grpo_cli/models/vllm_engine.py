@@ -2,10 +2,14 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
+from grpo_cli.errors import UsageError
+from grpo_cli.models.source import read_adapter_config
 from grpo_cli.recipe.model import ModelConfig
 from grpo_cli.recipe.recipe import Recipe
+from grpo_cli.runs.files import read_tensors_header
 from grpo_cli.upstream.vllm import LORA_RANKS
 
 Device = Literal["cpu", "cuda"]
@@ -138,3 +142,22 @@ def engine_settings(recipe: Recipe, device: Device) -> dict[str, Any]:
         "model_impl": vllm.extras.get("model_impl") or "auto",
         "mm_processor_kwargs": processor_settings(recipe.model, has_images=recipe.has_images),
     }
+
+
+def read_vllm_rank(adapter: Path) -> int:
+    """Return the `max_lora_rank` that vLLM needs, or raise `RecipeError` or `UsageError`."""
+    config = read_adapter_config(adapter)
+    feature = unsupported_feature(config)
+    if feature is None and (file := adapter / "adapter_model.safetensors").is_file():
+        # vLLM (0.31) passes over adapters on the vision part.
+        names = read_tensors_header(file)[1]
+        if any(word in name for name in names for word in ("vision", "visual")):
+            feature = "an adapter on the vision part"
+    if feature is not None:
+        raise UsageError(
+            f"vLLM cannot load the adapter {adapter} ({feature})",
+            "export the run as safetensors (`grpo export`) and name that, or use transformers (`grpo eval "
+            "--backend transformers`, `grpo chat`)",
+        )
+    rank = int(config.get("r") or 8)
+    return fitting_rank(rank) or rank

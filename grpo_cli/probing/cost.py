@@ -12,7 +12,7 @@ from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.units import format_duration
 
 if TYPE_CHECKING:
-    from grpo_cli.models.counting import ModelShape
+    from grpo_cli.probing.counting import ModelShape
 
 _BESIDE, _INSIDE = "measuring before and after", "evaluation while training"
 _SETS = "held-out sets while training"

@@ -8,18 +8,17 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import psutil  # type: ignore[import-untyped]
 
 from grpo_cli.batch.plan import BatchPlan, plan_batch
-from grpo_cli.fast import cpu as head
+from grpo_cli.fast import attention as head
 from grpo_cli.fast.graph_decoding import cached_tokens
 from grpo_cli.issues import Issue
 from grpo_cli.machine import pick_device, read_available_memory
-from grpo_cli.recipe.fast import resolve_fast
 from grpo_cli.recipe.launch import KEEPS_FLOAT32, SHARED_WEIGHTS, Strategy
-from grpo_cli.recipe.recipe import Recipe
+from grpo_cli.recipe.recipe import Recipe, resolve_fast
 from grpo_cli.recipe.warmup import WarmupConfig
 from grpo_cli.units import format_bytes, format_count
 
 if TYPE_CHECKING:
-    from grpo_cli.models.counting import ModelShape
+    from grpo_cli.probing.counting import ModelShape
 
 Moment = Literal["always", "sampling", "loss", "update"]
 """When a part is held: all the time, while completions are sampled, when the backward pass begins,

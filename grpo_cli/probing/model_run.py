@@ -15,14 +15,8 @@ from trl.trainer import add_fused_lm_head
 from grpo_cli.data.table import list_rows
 from grpo_cli.environments.player import open_player, sample_episodes
 from grpo_cli.errors import GrpoError, RunError
-from grpo_cli.fast.completions import (
-    Completion,
-    Images,
-    all_eos_token_ids,
-    open_sampler,
-    sample_completions,
-)
-from grpo_cli.fast.prompts import encode_prompt
+from grpo_cli.fast.completions import Completion, Images, open_sampler, sample_completions
+from grpo_cli.fast.tokens import all_eos_token_ids, encode_prompt
 from grpo_cli.machine import pick_device
 from grpo_cli.models.loading import add_adapters, load_generation_config, load_model, load_trainable
 from grpo_cli.models.processor import tokenizer_of
@@ -30,8 +24,7 @@ from grpo_cli.models.source import model_folder_or_id
 from grpo_cli.models.vllm_engine import engine_settings
 from grpo_cli.probing.cost import Timings
 from grpo_cli.recipe.dataset import IMAGES
-from grpo_cli.recipe.fast import resolve_fast
-from grpo_cli.recipe.recipe import Recipe
+from grpo_cli.recipe.recipe import Recipe, resolve_fast
 from grpo_cli.units import count_noun, format_duration
 
 _WARM_UP = {"max_new_tokens": 2, "samples_per_prompt": 2}

@@ -33,8 +33,7 @@ from grpo_cli.probing.signal import (
     read_signal,
 )
 from grpo_cli.probing.static_checks import check_statically
-from grpo_cli.recipe.fast import resolve_fast
-from grpo_cli.recipe.recipe import Recipe
+from grpo_cli.recipe.recipe import Recipe, resolve_fast
 from grpo_cli.reward_test.testing import RewardTestResult
 from grpo_cli.rewards.building import right_scores
 from grpo_cli.rewards.scoring import Reward, reward_columns
@@ -42,7 +41,7 @@ from grpo_cli.runs.files import finite
 from grpo_cli.runs.folder import RunFolder
 
 if TYPE_CHECKING:
-    from grpo_cli.models.counting import ModelShape
+    from grpo_cli.probing.counting import ModelShape
     from grpo_cli.probing.model_run import ModelRun
 
 PROMPTS = 16

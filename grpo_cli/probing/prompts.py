@@ -57,7 +57,7 @@ def render(tokenizer: Any, prompt: Any, kwargs: dict[str, Any] | None) -> str:
     """Return a prompt as text, with everything the chat template adds."""
     if isinstance(prompt, str):
         return prompt
-    from grpo_cli.fast.prompts import apply_template
+    from grpo_cli.fast.tokens import apply_template
 
     options = {"add_generation_prompt": True, **(kwargs or {})}
     return str(apply_template(tokenizer, prompt, tokenize=False, **options))
@@ -181,7 +181,7 @@ def _answer_to(prompt: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _fill(tokenizer: Any, messages: Any, kwargs: dict[str, Any] | None, **more: Any) -> str | None:
     """Return messages as the chat template writes them; None if it refuses them, as training never shows them."""
-    from grpo_cli.fast.prompts import apply_template
+    from grpo_cli.fast.tokens import apply_template
 
     try:
         return str(

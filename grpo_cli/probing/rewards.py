@@ -18,8 +18,7 @@ from grpo_cli.machine import pick_device
 from grpo_cli.probing import prompts
 from grpo_cli.reward_test.findings import LONGEST_GOLD
 from grpo_cli.reward_test.testing import try_rewards
-from grpo_cli.rewards.building import build_rewards
-from grpo_cli.rewards.context import reward_context
+from grpo_cli.rewards.building import build_rewards, reward_context
 from grpo_cli.rewards.contract import Batch, DescribedError, Score
 from grpo_cli.rewards.scoring import Reward, has_state, read_state, reward_columns
 from grpo_cli.units import count_noun

@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from grpo_cli.fast.completion_reader import CompletionReader
-from grpo_cli.fast.completions import Completion, all_eos_token_ids
+from grpo_cli.fast.completions import Completion
+from grpo_cli.fast.tokens import CompletionReader, all_eos_token_ids
 from grpo_cli.issues import Issue
 from grpo_cli.models.loading import load_generation_config
 from grpo_cli.recipe.recipe import Recipe

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo_cli.batch.plan import batch_inputs, plan_batch
-from grpo_cli.data.dropped import check_dropped
 from grpo_cli.data.mixing import spread_rows
 from grpo_cli.data.prompts import SYSTEM, render_template
+from grpo_cli.data.rows import check_dropped
 from grpo_cli.data.solve_rates import find_matches, read_solve_rates
 from grpo_cli.env_test.testing import try_instances
 from grpo_cli.environments.episode import Episode
@@ -83,7 +83,7 @@ def check_statically(session: "Session", runs: Path, *, costly: bool) -> None:
 
 def _load_data(session: "Session") -> None:
     from grpo_cli.data.build import build_datasets
-    from grpo_cli.fast.prompts import count_prompt_tokens
+    from grpo_cli.fast.tokens import count_prompt_tokens
     from grpo_cli.models.loading import check_weights, load_config
     from grpo_cli.models.processor import load_processing_class, tokenizer_of
 
@@ -289,7 +289,7 @@ def _read_prompts(
     """
     from grpo_cli.data.table import list_rows
     from grpo_cli.environments.player import open_player
-    from grpo_cli.fast.prompts import count_row_tokens
+    from grpo_cli.fast.tokens import count_row_tokens
 
     rows, tokenizer, kwargs = (
         session.data.train.select(places),
@@ -317,7 +317,7 @@ def _read_prompts(
 
 def _estimate(session: "Session", runs: Path) -> None:
     """Estimate memory and disk; activations that cannot be counted are left out."""
-    from grpo_cli.models.counting import count_weight_bytes, read_shape
+    from grpo_cli.probing.counting import count_weight_bytes, read_shape
 
     session.tell("counting the model")
     recipe, plan, sample = session.recipe, session.plan, session.probe.prompts
@@ -378,7 +378,7 @@ def _process_most_images(session: "Session") -> Mapping[str, Any] | None:
 
 def _longest_answer(session: "Session") -> int:
     """Return the tokens of the longest answer of the warm-up; of a completion if the recipe does not say them."""
-    from grpo_cli.fast.prompts import encode_answer
+    from grpo_cli.fast.tokens import encode_answer
 
     recipe, warmup = session.recipe, session.recipe.warmup
     if warmup is None or not warmup.answer or warmup.train or recipe.has_episodes:

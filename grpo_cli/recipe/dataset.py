@@ -61,6 +61,8 @@ class StreamingConfig(Section):
     order of the data."""
 
 
+SOURCE = "source"
+"""The column that holds the name of a row's source, in a mixture."""
 IMAGES = "images"
 """The column of a training row that holds its images; TRL's name."""
 Streaming = Annotated[

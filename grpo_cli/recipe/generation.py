@@ -7,8 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
+from grpo_cli.recipe import NUM_GENERATIONS
 from grpo_cli.recipe.base import Address, Integer, Number, OpenSection, Section
-from grpo_cli.recipe.defaults import NUM_GENERATIONS
 
 _ADDRESS = ("server_base_url", "server_host", "server_port")
 """TRL's names for where a server is."""

@@ -16,14 +16,13 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from grpo_cli.errors import nearest
 from grpo_cli.issues import Issue
 from grpo_cli.recipe import explanation
-from grpo_cli.recipe.base import Integer, Number
+from grpo_cli.recipe.base import Integer, Number, UpstreamField, as_type, read_fields
 from grpo_cli.recipe.evaluation import EvaluationConfig
 from grpo_cli.recipe.generation import GenerationConfig, VllmConfig
 from grpo_cli.recipe.launch import LaunchConfig, SlurmConfig
 from grpo_cli.recipe.model import AdapterConfig, LoraConfig, ModelConfig
 from grpo_cli.recipe.recipe import LoggingConfig, Recipe
 from grpo_cli.recipe.training import TrainingConfig
-from grpo_cli.recipe.upstream_fields import UpstreamField, as_type, read_fields
 from grpo_cli.recipe.yaml_tree import Node, as_node
 
 _CHOICES: dict[str, tuple[str, ...]] = {

@@ -1,13 +1,16 @@
 """The `training` section: optimization, schedule, checkpoints, the fast step, asynchronous training."""
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from grpo_cli.errors import nearest
 from grpo_cli.recipe.base import Integer, Number, OneOrMany, OpenSection, Section, ShortForm
+
+if TYPE_CHECKING:
+    pass
 
 StoppingRule = Literal[
     "nan_loss",

@@ -12,7 +12,7 @@ from grpo_cli.analysis.diagnosis.history import LIKELY, change_between, read_his
 from grpo_cli.analysis.diagnosis.rule import Skip, Symptom
 from grpo_cli.analysis.expectations import Comparison, compare_with_own
 from grpo_cli.analysis.metrics import Metric, say_error_shares, say_failures
-from grpo_cli.data.dropped import say_dropped
+from grpo_cli.data.rows import say_dropped
 from grpo_cli.errors import GrpoError
 from grpo_cli.recipe.evaluation import EvaluationConfig
 from grpo_cli.recipe.recipe import Recipe

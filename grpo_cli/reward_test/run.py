@@ -11,8 +11,7 @@ from grpo_cli.models.source import read_source_template
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.reward_test.table import Encode, Progress
 from grpo_cli.reward_test.testing import RewardTestResult, try_rewards
-from grpo_cli.rewards.building import build_rewards
-from grpo_cli.rewards.context import reward_context
+from grpo_cli.rewards.building import build_rewards, reward_context
 
 
 def try_recipe(

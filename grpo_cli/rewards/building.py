@@ -1,4 +1,4 @@
-"""From a recipe's list to rewards that score: names, parameters, and time limits."""
+"""From a recipe's list to rewards that score: names, parameters, time limits, and what they know of the recipe."""
 
 import math
 from collections import Counter
@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from grpo_cli.batch.plan import BatchPlan, batch_inputs, plan_batch
 from grpo_cli.errors import GrpoError, RewardError, SetupError
+from grpo_cli.machine import read_hardware, resolve_num_processes
+from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.recipe.rewards import RewardConfig
 from grpo_cli.rewards.contract import (
     Batch,
@@ -21,12 +24,12 @@ from grpo_cli.rewards.contract import (
     Score,
     TimeLimit,
 )
-from grpo_cli.rewards.failures import explain_build
 from grpo_cli.rewards.registry import find_kind, kind_names
 from grpo_cli.rewards.scoring import (
     Condition,
     Reward,
     clip_score,
+    explain_build,
     has_state,
 )
 
@@ -273,3 +276,29 @@ def _score_in_worker(name: str, build: Callable[[], Reward], batch: Batch) -> Sc
     except (GrpoError, KeyboardInterrupt) as error:
         own = error if isinstance(error, GrpoError) else RewardError(repr(error))
         return DescribedError(own.seen, own.fix, own.path, own.details)
+
+
+def reward_context(
+    recipe: Recipe,
+    device: str = "cpu",
+    train_rows: int | None = None,
+    plan: BatchPlan | None = None,
+) -> RewardContext:
+    """Return what rewards may know about a recipe.
+
+    Args:
+        device: Of rewards that are models.
+        train_rows: Prompts of an epoch, which say how many steps are planned if `max_steps` does not; None if they
+            are not known.
+        plan: Of the training, if that has begun; `train_rows` is not needed then.
+    """
+    training = recipe.training
+    if plan is None:
+        processes = resolve_num_processes(recipe, read_hardware())
+        plan = plan_batch(batch_inputs(recipe, processes, train_rows))
+    steps = training.max_steps if training.max_steps > 0 else plan.total_optimizer_steps or 1
+    epochs = training.num_train_epochs
+    if training.max_steps > 0 and plan.optimizer_steps_per_epoch:
+        epochs = steps / plan.optimizer_steps_per_epoch
+    length = recipe.generation.max_completion_length
+    return RewardContext(length, device, steps, math.ceil(epochs))

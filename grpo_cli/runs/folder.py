@@ -32,69 +32,62 @@ _MACHINE_0_CHECKPOINTS = Path("..", "..", "checkpoints")
 """Where the checkpoints of another machine's folder point."""
 
 
-class _Child:
-    """A path inside the run folder, or inside the logs of the newest attempt."""
-
-    def __init__(self, name: str, *, in_attempt: bool = False) -> None:
-        self._name = name
-        self._in_attempt = in_attempt
-
-    def __get__(self, folder: "RunFolder", owner: type) -> Path:
-        parent = folder.attempt(folder.attempts) if self._in_attempt else folder.path
-        return parent / self._name
-
-
-@dataclass(frozen=True)
+@dataclass(unsafe_hash=True)
 class RunFolder:
     """The paths inside `runs/<name>/<timestamp>/`, or a name of the user's own instead of the time."""
 
     path: Path
 
     def __post_init__(self) -> None:
-        """Take `..` out of the path, which messages show."""
-        object.__setattr__(self, "path", Path(os.path.normpath(self.path)))
+        """Take `..` out of the path, which messages show, and name what is inside."""
+        self.path = path = Path(os.path.normpath(self.path))
+        self.recipe = path / "recipe.yaml"
+        """The recipe as written, but with absolute paths and with what it extends."""
+        self.resolved = path / "resolved.json"
+        """The recipe after `extends`, overrides and defaults; the worker's only input."""
+        self.manifest = path / "manifest.json"
+        """Versions, git, hardware, data fingerprint, seed."""
+        self.status = path / "status.json"
+        self.metrics = path / "metrics.jsonl"
+        """One JSON record a line, append-only."""
+        self.completions = path / "completions"
+        """Sampled groups with their scores, one file a process."""
+        self.thumbnails = path / "thumbnails"
+        """Small copies of the images in prompts, one file a process; absent if there are none."""
+        self.launch = path / "launch"
+        """What was launched, and the process ids of the workers."""
+        self.plan = path / "launch/plan.json"
+        """The command, the processes and the environment of the newest attempt."""
+        self.accelerate = path / "launch/accelerate.yaml"
+        """accelerate's config, if several processes are launched."""
+        self.probing = path / "launch/probing"
+        """Exists while the quick probe runs; workers wait before their first step."""
+        self.sent_weights = path / "launch/weights"
+        """What vLLM reads from a disk while a training goes on."""
+        self.stop_request = path / "launch/stop"
+        """Its existence asks the workers to finish their step, save and stop."""
+        self.resumption = path / "launch/resume.json"
+        """The checkpoint that the newest attempt resumed from; absent if there was none."""
+        self.checkpoints = path / "checkpoints"
+        self.model = path / "model"
+        """The final weights or adapter."""
+        self.warmup = path / "warmup"
+        """What the warm-up learned from (`examples.jsonl`), and what came of it (`model/`)."""
+        self.evaluations = path / "eval"
+        """Measurements before training, after the warm-up if there is one, and after training."""
+        self.report = path / "report.html"
+        self.trackers = path / "trackers.json"
+        """The runs in the trackers; absent if there are none."""
 
-    recipe = _Child("recipe.yaml")
-    """The recipe as written, but with absolute paths and with what it extends."""
-    resolved = _Child("resolved.json")
-    """The recipe after `extends`, overrides and defaults; the worker's only input."""
-    manifest = _Child("manifest.json")
-    """Versions, git, hardware, data fingerprint, seed."""
-    status = _Child("status.json")
-    metrics = _Child("metrics.jsonl")
-    """One JSON record a line, append-only."""
-    completions = _Child("completions")
-    """Sampled groups with their scores, one file a process."""
-    thumbnails = _Child("thumbnails")
-    """Small copies of the images in prompts, one file a process; absent if there are none."""
-    launch = _Child("launch")
-    """What was launched, and the process ids of the workers."""
-    plan = _Child("launch/plan.json")
-    """The command, the processes and the environment of the newest attempt."""
-    accelerate = _Child("launch/accelerate.yaml")
-    """accelerate's config, if several processes are launched."""
-    probing = _Child("launch/probing")
-    """Exists while the quick probe runs; workers wait before their first step."""
-    sent_weights = _Child("launch/weights")
-    """What vLLM reads from a disk while a training goes on."""
-    stop_request = _Child("launch/stop")
-    """Its existence asks the workers to finish their step, save and stop."""
-    resumption = _Child("launch/resume.json")
-    """The checkpoint that the newest attempt resumed from; absent if there was none."""
-    checkpoints = _Child("checkpoints")
-    model = _Child("model")
-    """The final weights or adapter."""
-    warmup = _Child("warmup")
-    """What the warm-up learned from (`examples.jsonl`), and what came of it (`model/`)."""
-    evaluations = _Child("eval")
-    """Measurements before training, after the warm-up if there is one, and after training."""
-    report = _Child("report.html")
-    trackers = _Child("trackers.json")
-    """The runs in the trackers; absent if there are none."""
-    log = _Child("worker.log", in_attempt=True)
-    """Output of the workers in the newest attempt."""
-    server_log = _Child("server.log", in_attempt=True)
-    """Output of the vLLM server in the newest attempt."""
+    @property
+    def log(self) -> Path:
+        """Output of the workers in the newest attempt."""
+        return self.attempt(self.attempts) / "worker.log"
+
+    @property
+    def server_log(self) -> Path:
+        """Output of the vLLM server in the newest attempt."""
+        return self.attempt(self.attempts) / "server.log"
 
     def attempt(self, number: int) -> Path:
         """Return the logs of one attempt, from 1."""
@@ -181,7 +174,7 @@ class RunFolder:
     def read_recipe(self) -> "Recipe":
         """Return the resolved recipe; raises `UsageError` if there is none that can be read."""
         # Listing runs needs no recipe, and should not import the schema.
-        from grpo_cli.recipe.recipe import Recipe
+        from grpo_cli.recipe.recipe import read_resolved
 
         fix = "use the grpo that wrote it, or train again with recipe.yaml"
         resolved = read_file(self.resolved, Resolved, fix=fix)
@@ -196,13 +189,8 @@ class RunFolder:
                 f"{self.path} is of version {version}, and this grpo knows up to {SCHEMA_VERSION}",
                 "use the grpo that wrote it, or a newer one",
             )
-        # Earlier versions chose the held-out rows by the recipe's seed.
-        recipe["dataset"].setdefault("eval_seed", recipe["seed"])
-        # And some could evaluate tasks of lm-eval during training.
-        during = recipe["evaluation"].get("during", ())
-        recipe["evaluation"]["during"] = [each for each in during if not each.pop("task", None)]
         try:
-            return Recipe.model_validate(recipe)
+            return read_resolved(recipe)
         except ValueError as error:
             raise damaged(self.resolved, error, fix) from None
 

@@ -18,7 +18,6 @@ State = Literal["pending", "running", "completed", "stopped", "failed"]
 ShownState = State | Literal["interrupted", "damaged"]
 """`interrupted`: marked as running, but no process exists. `damaged`: the status cannot be read."""
 FINAL: frozenset[State] = frozenset({"completed", "stopped", "failed"})
-_BEAT_INTERVAL_S = 1.0
 _MAX_LOOK_S = 5.0
 """A longer gap between two looks means that this process was suspended."""
 _STALL_S = 3600.0
@@ -91,21 +90,6 @@ class StatusFile:
         status = status.model_copy(update={**changes, "updated_at": time.time()})
         write_json(self.path, status.model_dump())
         return status
-
-
-class Heartbeat:
-    """A file that a worker touches after each piece of work, at most once a second."""
-
-    def __init__(self, run: RunFolder, rank: int) -> None:
-        self._file = run.launch / f"rank_{rank}.beat"
-        self._last = 0.0
-
-    def beat(self) -> None:
-        """Record progress."""
-        now = time.monotonic()
-        if now - self._last >= _BEAT_INTERVAL_S:
-            self._last = now
-            self._file.touch()
 
 
 class BeatWatch:

@@ -94,12 +94,11 @@ def _read_wandb_mode(working_dir: Path) -> str | None:
     return match[1] if match else None
 
 
-def set_defaults(folder: RunFolder, environment: MutableMapping[str, str]) -> None:
-    """Set where trackers write, under which names, and which runs they resume; what the user has set wins.
+def set_defaults(folder: RunFolder, name: str, environment: MutableMapping[str, str]) -> None:
+    """Set where trackers write, under which `name`, and which runs they resume; what the user has set wins.
 
     TensorBoard and W&B write into the run folder. Trackio and MLflow keep one store, in which runs are compared.
     """
-    name = folder.read_recipe().name
     defaults = {
         **_NO_TELEMETRY,
         "TENSORBOARD_LOGGING_DIR": str(folder.path / "tensorboard"),
@@ -111,7 +110,7 @@ def set_defaults(folder: RunFolder, environment: MutableMapping[str, str]) -> No
     # With WANDB_DIR set, W&B no longer reads what `wandb offline` set in the working directory.
     if (mode := _read_wandb_mode(Path.cwd())) is not None:
         defaults["WANDB_MODE"] = mode
-    if folder.read_resumption():
+    if folder.resumption.is_file():
         # Trackio finds its run by the name.
         runs = read_trackers(folder, "runs")
         if "wandb" in runs:
@@ -120,11 +119,6 @@ def set_defaults(folder: RunFolder, environment: MutableMapping[str, str]) -> No
             defaults["MLFLOW_RUN_ID"] = runs["mlflow"]["id"]
     for variable, value in defaults.items():
         environment.setdefault(variable, value)
-
-
-def run_name(folder: RunFolder) -> str:
-    """Return what trackers call a run, if the recipe does not say: its name and its folder's."""
-    return f"{folder.read_recipe().name}-{folder.path.name}"
 
 
 def read_trackers(folder: RunFolder, part: Literal["runs", "failures"]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from grpo_cli.errors import RunError, SetupError, UsageError, install_extra
 from grpo_cli.launch.server_plan import Served
 
 if TYPE_CHECKING:
-    from grpo_cli.fast.completion_reader import CompletionReader
+    from grpo_cli.fast.tokens import CompletionReader
 
 Message = dict[str, Any]
 """With a role; its content is text, or parts if it may hold images."""
@@ -49,8 +49,7 @@ def open_model(served: Served, sampling: SamplingParams) -> ChatBackend:
     import torch
     from transformers.utils.logging import disable_progress_bar
 
-    from grpo_cli.fast.completion_reader import build_reader
-    from grpo_cli.fast.completions import all_eos_token_ids
+    from grpo_cli.fast.tokens import all_eos_token_ids, build_reader
     from grpo_cli.models.loading import load_adapter, load_generation_config, load_model
     from grpo_cli.models.processor import load_processing_class, tokenizer_of
 
@@ -80,7 +79,7 @@ def _encode(processing_class: Any, messages: Sequence[Message], served: Served) 
     import torch
     from transformers import BatchEncoding
 
-    from grpo_cli.fast.prompts import encode_prompt, find_image_token
+    from grpo_cli.fast.tokens import encode_prompt, find_image_token
 
     kwargs = dict(served.template_kwargs or {})
     if served.has_images:

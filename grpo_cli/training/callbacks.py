@@ -1,9 +1,7 @@
-"""Callbacks of the training loop: records and status, requests to stop, early stopping, and time."""
+"""Callbacks of the training loop: records and status, requests to stop, and early stopping."""
 
 import math
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +11,6 @@ from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 
 from grpo_cli.errors import RunError
 from grpo_cli.runs.metrics import append_record
-from grpo_cli.runs.status import StatusFile
 from grpo_cli.training.session import Session, Stopped
 from grpo_cli.upstream.trl import NUM_TOKENS
 
@@ -140,8 +137,7 @@ class RunCallback(TrainerCallback):
         return tokens / seconds if seconds > 0 and tokens > 0 else None
 
     def _update_status(self, state: TrainerState, **changes: Any) -> None:
-        if state.is_world_process_zero:
-            StatusFile(self.session.folder.status).update(step=state.global_step, **changes)
+        self.session.show(step=state.global_step, **changes)
 
 
 class EarlyStoppingCallback(transformers.EarlyStoppingCallback):
@@ -171,55 +167,3 @@ def is_stop_requested(session: Session) -> bool:
 
 def _ends_epoch(state: TrainerState) -> bool:
     return state.global_step >= state.max_steps or float(state.epoch or 0.0).is_integer()
-
-
-class PhaseClock(TrainerCallback):
-    """Seconds that this process's optimizer steps spend in each phase; learning is the rest."""
-
-    def __init__(self) -> None:
-        self._seconds: dict[str, float] = {}
-        self._wall_s = 0.0
-        self._steps = 0
-        self._started: float | None = None
-
-    @contextmanager
-    def inside(self, phase: str) -> Iterator[None]:
-        """Add the time inside to a phase."""
-        started = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.add(phase, time.perf_counter() - started)
-
-    def add(self, phase: str, seconds: float, *, out_of: str | None = None) -> None:
-        """Add seconds to a phase, taking them out of another; only during a step."""
-        if self._started is None:
-            return
-        self._seconds[phase] = self._seconds.get(phase, 0.0) + seconds
-        if out_of is not None:
-            self._seconds[out_of] = self._seconds.get(out_of, 0.0) - seconds
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Start the clock."""
-        self._started = time.perf_counter()
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Stop the clock: saving, logging and evaluation do not count."""
-        if self._started is not None:
-            self._wall_s += time.perf_counter() - self._started
-            self._started = None
-            self._steps += 1
-
-    def take(self) -> dict[str, float]:
-        """Return the mean seconds of each phase since the last call, as `time/PHASE`.
-
-        Empty if sampling was never timed: the rest would be mistaken for learning.
-        """
-        if not self._steps or "sampling" not in self._seconds:
-            return {}
-        learning = max(self._wall_s - sum(self._seconds.values()), 0.0)
-        phases = {**self._seconds, "learning": learning}
-        steps, self._steps, self._wall_s = self._steps, 0, 0.0
-        # The names stay: a step without sampling spends 0 seconds on it.
-        self._seconds = dict.fromkeys(self._seconds, 0.0)
-        return {f"time/{phase}": seconds / steps for phase, seconds in phases.items()}

@@ -21,7 +21,7 @@ from transformers.trainer_utils import rotate_checkpoints
 from grpo_cli.errors import RewardError, RunError
 from grpo_cli.fast.trainer import shares_weights
 from grpo_cli.models.processor import copy_processor
-from grpo_cli.models.safe_loading import unpickling_error, weights_only
+from grpo_cli.models.weights import unpickling_error, weights_only
 from grpo_cli.rewards.scoring import Reward, has_state, read_state
 from grpo_cli.runs.checkpoints import REFERENCE, STAGING, STATE
 from grpo_cli.runs.folder import RunFolder

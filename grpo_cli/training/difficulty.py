@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 
-from grpo_cli.data.mixing import SOURCE
 from grpo_cli.data.solve_rates import find_matches, read_solve_rates
 from grpo_cli.data.tasks import LEVEL
 from grpo_cli.errors import RunError
+from grpo_cli.recipe.dataset import SOURCE
 from grpo_cli.recipe.difficulty import (
     AdaptiveDifficulty,
     DifficultyConfig,

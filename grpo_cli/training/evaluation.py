@@ -13,16 +13,14 @@ from accelerate.utils import broadcast_object_list, gather_object
 
 from grpo_cli.analysis.metrics import per_prompt
 from grpo_cli.analysis.samples import ScoredCompletion, group_by_row, log_over_all
-from grpo_cli.data.mixing import SOURCE
 from grpo_cli.environments.episode import episode_metrics, is_clipped
-from grpo_cli.fast.batches import loss_mask
-from grpo_cli.fast.metrics import Counts, Logged, merge_evaluation, merge_metrics
-from grpo_cli.recipe.dataset import IMAGES
+from grpo_cli.fast.batches import Counts, Logged, loss_mask
+from grpo_cli.fast.metrics import merge_evaluation, merge_metrics
+from grpo_cli.recipe.dataset import IMAGES, SOURCE
 from grpo_cli.rewards.contract import EPISODE, Batch
 from grpo_cli.rewards.scoring import Reward, weighted_sum
 from grpo_cli.training.checkpoints import states_kept
-from grpo_cli.training.rollout.rollout import Rollout
-from grpo_cli.training.rollout.scoring import NO_REWARD
+from grpo_cli.training.rollout.rollout import NO_REWARD, Rollout
 from grpo_cli.upstream.trl import (
     CLIPPED_RATIO,
     FRAC_ZERO_STD,

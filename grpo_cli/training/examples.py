@@ -18,7 +18,7 @@ from grpo_cli.environments.episode import Sampled, is_clipped
 from grpo_cli.environments.player import Player, sample_episodes
 from grpo_cli.errors import RunError
 from grpo_cli.fast.completions import Completion, check_context, open_sampler, sample_completions
-from grpo_cli.fast.prompts import count_prompt_tokens, encode_answer, encode_prompt
+from grpo_cli.fast.tokens import count_prompt_tokens, encode_answer, encode_prompt
 from grpo_cli.models.loading import load_config
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.recipe.warmup import WarmupConfig
@@ -261,7 +261,7 @@ def _sample(
         report_progress(session, done, total, "completions")
 
     if player is None:
-        settings = session.sampling_settings() | shared
+        settings = session.recipe.sampling_settings() | shared
         return sample_completions(
             model,
             tokenizer,

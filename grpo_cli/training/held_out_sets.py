@@ -1,16 +1,18 @@
 """Evaluates the held-out sets of `evaluation.during`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from grpo_cli.errors import RunError
+from grpo_cli.fast.trainer import shares_weights
 from grpo_cli.recipe.evaluation import HeldOutSetConfig
 from grpo_cli.runs.metrics import DURING
+from grpo_cli.training.build import Inputs
 from grpo_cli.training.callbacks import is_stop_requested
-from grpo_cli.training.measurement import INTERVALS, Measurer, select_rows
+from grpo_cli.training.measurement import INTERVALS, Measurer, make_measurer, select_rows
 from grpo_cli.training.session import Session, Stopped
 
 _RUNTIME = "runtime"
@@ -87,7 +89,7 @@ class HeldOutSets(TrainerCallback):
                 metrics |= self._measure(each, step)
             except Stopped:
                 break
-        self._session.show("training")
+        self._session.show(phase="training")
         return metrics
 
     def _measure(self, held_out: HeldOutSet, step: int) -> dict[str, float]:
@@ -100,27 +102,23 @@ class HeldOutSets(TrainerCallback):
         return {f"{config.prefix}{name}": value for name, value in known.items()}
 
 
-def build_held_out_sets(
-    session: Session, trainer: Any, held_out: Any, make_measurer: Callable[..., Measurer]
-) -> HeldOutSets:
-    """Return the sets of `evaluation.during`, which are a callback of the trainer too.
-
-    Args:
-        held_out: All held-out rows, a `Dataset`; None if there are none.
-        make_measurer: Makes a `Measurer` of rows and settings.
+def build_held_out_sets(session: Session, inputs: Inputs, trainer: Any) -> HeldOutSets | None:
+    """Return the sets of `evaluation.during`; None if no process has a model that it could sample from.
 
     Raises:
         RunError: A set has no rows.
     """
+    if shares_weights(trainer):
+        return None
     evaluation, sets = session.recipe.evaluation, []
     for config in evaluation.during:
         settings = evaluation.settings_of(config)
-        rows = select_rows(held_out, settings.limit, config.source)
+        rows = select_rows(inputs.data.eval, settings.limit, config.source)
         if rows is None:
             raise RunError(
                 f"evaluation.during: `{config.label}` has no held-out rows",
                 "hold some out, or remove it",
             )
-        measurer = make_measurer(rows, settings, source=config.source)
+        measurer = make_measurer(session, inputs, trainer, rows, settings, source=config.source)
         sets.append(HeldOutSet(config, measurer, at_ends=not evaluation.repeats(config)))
     return HeldOutSets(session, trainer, sets)

@@ -6,9 +6,8 @@ from itertools import chain, groupby
 from typing import Any
 
 import torch
-from transformers import ProcessorMixin
 
-from grpo_cli.models.loading import without_wrapper
+from grpo_cli.fast.decoding import without_wrapper
 from grpo_cli.models.processor import encode_images, pads_images
 from grpo_cli.training.rollout.rollout import Rollout
 
@@ -19,15 +18,14 @@ _FIELDS = (
 
 
 class ImageFields:
-    """Completes the fields of images in batches and in calls of a model; does nothing if it reads text alone."""
+    """Completes the fields of images in batches and in calls of a model."""
 
     def __init__(self, processing_class: Any, models: Iterable[Any]) -> None:
         """Complete all calls of some models from now on."""
         self._processor = processing_class
-        self._reads = isinstance(processing_class, ProcessorMixin)
-        self._pads = self._reads and pads_images(processing_class)
+        self._pads = pads_images(processing_class)
         self._of_episodes: dict[str, Any] | None = None
-        for model in models if self._reads else ():
+        for model in models:
             # Not of the model itself: peft's layers call its `forward` past all hooks.
             backbone = without_wrapper(model).base_model
             complete = partial(_complete, pads_images=self._pads)
@@ -40,7 +38,7 @@ class ImageFields:
             token_ids: Of prompts and completions, padded, `[rows, tokens] int64`.
             rollout: Of which TRL makes a batch; None while it learns from one.
         """
-        if self._reads and rollout is not None and rollout.images is not None:
+        if rollout is not None and rollout.images is not None:
             if self._of_episodes is None:
                 self._of_episodes = self._encode(rollout.images, token_ids)
             fields.update(self._of_episodes)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from accelerate.utils import gather_object
 from datasets import Dataset, concatenate_datasets
+from transformers import ProcessorMixin
 
 from grpo_cli.analysis.metrics import LOGGED, PerPrompt, add_logged, per_prompt, summarize
 from grpo_cli.analysis.samples import (
@@ -21,7 +22,6 @@ from grpo_cli.analysis.samples import (
     group_by_row,
     score_samples,
 )
-from grpo_cli.data.mixing import SOURCE
 from grpo_cli.data.rows import canonical_json
 from grpo_cli.data.table import list_rows
 from grpo_cli.fast.completions import (
@@ -31,12 +31,11 @@ from grpo_cli.fast.completions import (
     sample_completions,
     sampling_state,
 )
-from grpo_cli.recipe.dataset import IMAGES
+from grpo_cli.recipe.dataset import IMAGES, SOURCE
 from grpo_cli.recipe.evaluation import EvaluationConfig
-from grpo_cli.rewards.building import right_scores
 from grpo_cli.rewards.contract import DescribedError
 from grpo_cli.rewards.scoring import Reward, reward_columns
-from grpo_cli.runs.files import SCHEMA_VERSION, write_json
+from grpo_cli.runs.files import SCHEMA_VERSION
 from grpo_cli.runs.metrics import STAGES, When, append_record
 from grpo_cli.training.callbacks import is_stop_requested
 from grpo_cli.training.checkpoints import states_kept
@@ -45,6 +44,7 @@ from grpo_cli.training.session import Session, Stopped
 
 if TYPE_CHECKING:
     from grpo_cli.environments.player import Player
+    from grpo_cli.training.build import AnyTrainer, Inputs
     from grpo_cli.training.vllm_generation import RunGeneration
 
 INTERVALS = "metrics"
@@ -70,6 +70,8 @@ class Measurer:
     """Of the model, if prompts may hold images."""
     source: str | None = field(default=None, kw_only=True)
     """Of a mixture, the source that all rows are of; None if they are of several."""
+    sources: Sequence[str] = field(default=(), kw_only=True)
+    """Of a mixture, the sources that the rows are of if they are of several; each is measured apart too."""
 
     def measure(self, when: When, model: Any, tokenizer: Any) -> None:
         """Measure at a stage of the training, and add a record to `metrics.jsonl`.
@@ -93,7 +95,7 @@ class Measurer:
             Stopped: A stop was requested; nothing was written.
         """
         started = time.monotonic()
-        processes, folder = self.session.processes, self.session.folder
+        processes = self.session.processes
         places = range(processes.process_index, len(self.rows), processes.num_processes)
         shard = self.rows.select(places)
         log = MetricLog()
@@ -106,8 +108,7 @@ class Measurer:
         more = self._measure_more(name, phase, model)
         result = self._summarize(everyone, logged, time.monotonic() - started) | more
         if processes.is_main_process:
-            self.session.write_samples(name, everyone)
-            write_json(folder.evaluations / f"{name}.json", result)
+            self.session.write_samples(name, everyone, result)
         return result
 
     def _log_over_all(self, log: MetricLog) -> dict[str, float]:
@@ -160,7 +161,7 @@ class Measurer:
         self, phase: str, rows: Dataset, model: Any, tokenizer: Any, seed: int
     ) -> list[list[Completion]]:
         evaluation, padded = self.evaluation, rows
-        settings = self.session.sampling_settings(evaluation)
+        settings = self.session.recipe.sampling_settings(evaluation)
         if self.vllm is not None:
             self.vllm.sync_weights()
             count = evaluation.samples_per_prompt if evaluation.temperature > 0 else 1
@@ -237,7 +238,7 @@ class Measurer:
         self, phase: str, done: int | None = None, planned: int | None = None, units: str = ""
     ) -> None:
         self.session.heartbeat.beat()
-        self.session.show(phase, done=done, planned=planned, detail=units)
+        self.session.show(phase=phase, done=done, planned=planned, detail=units)
         # vLLM samples for all processes together, so that they stop together; others need not wait for each other.
         if is_stop_requested(self.session) if self.vllm else self.session.stop.seen_here():
             raise Stopped
@@ -246,9 +247,12 @@ class Measurer:
         self, scored: list[ScoredCompletion], logged: dict[str, float], seconds: float
     ) -> dict[str, Any]:
         groups = group_by_row(scored)
-        right = right_scores(self.session.recipe.rewards)
-        sources = () if self.source else tuple(self.session.recipe.dataset.shares)
-        values = per_prompt(groups, right, sources)
+        right = {
+            reward.name: reward.right_answer
+            for reward in self.rewards
+            if reward.right_answer is not None
+        }
+        values = per_prompt(groups, right, self.sources)
         metrics = summarize(values, self.evaluation.samples_per_prompt)
         metrics = add_logged(metrics, logged, len(groups))
         # Environments ask by other columns than the prompt, such as `seed`.
@@ -269,13 +273,43 @@ class Measurer:
             "completion_length": _mean(values["completion_length"]),
             "clipped": _mean(values["clipped"]),
             **{name: _mean(values[name]) for name in ("turns", "calls") if name in values},
-            **({"sources": _by_source(values, sources)} if sources else {}),
+            **({"sources": _by_source(values, self.sources)} if self.sources else {}),
             **({LOGGED: logged} if logged else {}),
             INTERVALS: {name: each.as_json() for name, each in metrics.items()},
             "temperature": self.evaluation.temperature,
             "backend": "transformers" if self.vllm is None else "vllm",
             "seconds": round(seconds, 2),
         }
+
+
+def build_measurer(session: Session, inputs: "Inputs", trainer: "AnyTrainer") -> Measurer | None:
+    """Return what measures the model before and after training; None if there are no rows to measure on."""
+    evaluation = session.recipe.evaluation
+    rows = select_rows(inputs.data.eval, evaluation.limit)
+    return None if rows is None else make_measurer(session, inputs, trainer, rows, evaluation)
+
+
+def make_measurer(
+    session: Session,
+    inputs: "Inputs",
+    trainer: Any,
+    rows: Dataset,
+    evaluation: Any,
+    source: str | None = None,
+) -> Measurer:
+    """Return what measures the model on some held-out rows, of one source if it is named."""
+    processor = trainer.processing_class
+    return Measurer(
+        session,
+        inputs.rewards,
+        rows,
+        evaluation,
+        vllm=getattr(trainer, "vllm_generation", None),
+        player=inputs.player,
+        processor=processor if isinstance(processor, ProcessorMixin) else None,
+        sources=() if source else tuple(inputs.data.report.sources or ()),
+        source=source,
+    )
 
 
 def measure_together(phase: str, measure: Callable[[], Any]) -> list[Any]:

@@ -14,33 +14,31 @@ from transformers import PrinterCallback
 
 from grpo_cli.data.build import BuiltData
 from grpo_cli.errors import RunError
-from grpo_cli.fast.completions import all_eos_token_ids
+from grpo_cli.fast.tokens import all_eos_token_ids
 from grpo_cli.fast.trainer import shares_weights
 from grpo_cli.machine import pick_device
 from grpo_cli.models.loading import load_generation_config
 from grpo_cli.models.processor import load_processing_class, tokenizer_of
-from grpo_cli.rewards.building import build_rewards
-from grpo_cli.rewards.context import reward_context
+from grpo_cli.rewards.building import build_rewards, reward_context
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.metrics import When
-from grpo_cli.runs.status import Heartbeat
 from grpo_cli.training.build import (
     Inputs,
     build_data,
-    build_measurer,
     build_trainer,
+    build_trl_args,
     plan_run,
 )
 from grpo_cli.training.callbacks import EarlyStoppingCallback, RunCallback
 from grpo_cli.training.checkpoints import loading_weights_only, save_model
 from grpo_cli.training.session import (
+    Heartbeat,
     Session,
     StopRequest,
     check_device,
     check_processes,
     check_strategy,
 )
-from grpo_cli.training.trl_args import build_trl_args
 
 if TYPE_CHECKING:
     from grpo_cli.training.build import AnyTrainer
@@ -57,9 +55,10 @@ def train(folder: RunFolder, stop: StopRequest) -> None:
     transformers.utils.logging.disable_progress_bar()
     recipe = folder.read_recipe()
     device = pick_device(recipe.launch)
-    check_device(folder.read_plan().get("device", device), device)
+    plan = folder.read_plan()
+    check_device(plan.get("device", device), device)
     # Building the arguments starts the process group, which everything after may use.
-    args = build_trl_args(recipe, folder, cpu=device == "cpu")
+    args = build_trl_args(recipe, folder, plan.get("server"), cpu=device == "cpu")
     processes = PartialState()
     heartbeat = Heartbeat(folder, processes.process_index)
     session = Session(folder, recipe, stop, processes, device == "cpu", heartbeat)
@@ -84,9 +83,9 @@ def train(folder: RunFolder, stop: StopRequest) -> None:
             stops = all_eos_token_ids(load_generation_config(recipe.model), tokenizer)
             player = stack.enter_context(open_player(recipe, processing_class, stops=stops))
         session.report("loading the rewards")
-        context = reward_context(recipe, str(processes.device), data.report.train_rows)
+        context = reward_context(recipe, str(processes.device), plan=plan_run(session, data))
         rewards = build_rewards(recipe.rewards, context)
-        _train(session, Inputs(args, processing_class, data, rewards, player))
+        _train(session, Inputs(args, processing_class, tokenizer, data, rewards, player))
 
 
 def _train(session: Session, inputs: Inputs) -> None:
@@ -103,8 +102,15 @@ def _train(session: Session, inputs: Inputs) -> None:
     trainer = build_trainer(session, inputs, start)
     callback = _add_callbacks(session, trainer)
     check_strategy(session, trainer)
-    measurer = build_measurer(session, inputs, trainer)
-    resumed = bool(folder.read_resumption())
+    measurer = None
+    # With sharded weights no process has a model that it could sample from.
+    if inputs.data.eval is not None and not shares_weights(trainer):
+        if recipe.is_sampled:
+            from grpo_cli.training.measurement import build_measurer
+        else:
+            from grpo_cli.training.scored import build_measurer
+        measurer = build_measurer(session, inputs, trainer)
+    resumed = bool(session.resumption)
     if measurer and not (resumed or measured):
         measurer.measure(when, trainer.model, tokenizer)
     planned = trainer.args.max_steps if trainer.args.max_steps > 0 else None
@@ -150,7 +156,7 @@ def _add_callbacks(session: Session, trainer: "AnyTrainer") -> RunCallback:
 
 def _resume(session: Session, trainer: "AnyTrainer", data: BuiltData) -> None:
     """Train from the checkpoint to the end; if it is the end, only load the final weights."""
-    resumption, plan = session.folder.read_resumption(), plan_run(session, data)
+    resumption, plan = session.resumption, plan_run(session, data)
     checkpoint = session.folder.checkpoints / resumption["checkpoint"]
     trainer.load_state(checkpoint, plan.total_optimizer_steps or 0)
     with loading_weights_only(trainer, checkpoint, trusted=bool(resumption.get("trusted"))):

@@ -19,9 +19,9 @@ from grpo_cli.analysis.samples import score_samples
 from grpo_cli.data.build import BuiltData
 from grpo_cli.data.prompts import Prompt
 from grpo_cli.errors import RunError
-from grpo_cli.fast.completions import check_context, sample_completions
-from grpo_cli.fast.log_probs import mean_log_probabilities
-from grpo_cli.fast.prompts import encode_answer, encode_prompt
+from grpo_cli.fast.completions import check_context, sample_completions, sampling_state
+from grpo_cli.fast.tokens import encode_answer, encode_prompt
+from grpo_cli.training.build import Inputs
 from grpo_cli.training.measurement import Measurer, select_rows
 from grpo_cli.training.rollout.rollout import Context, Rollout, Row
 from grpo_cli.training.session import Session
@@ -31,6 +31,8 @@ _SCORE = "score"
 """The name of the data's rewards in TRL's metrics: `rewards/score/mean`."""
 _SHOWN = 4
 """Prompts that the trained model answers."""
+_Sequences = Sequence[tuple[Sequence[int], Sequence[int]]]
+"""Token ids of prompts and answers; none is empty."""
 
 
 class TokenizedGroup(NamedTuple):
@@ -122,7 +124,7 @@ class ScoredTrainer(RunTrainer):
         accelerator = self.accelerator
         mine = self.held_out[accelerator.process_index :: accelerator.num_processes]
         likelihoods = iter(
-            mean_log_probabilities(
+            _mean_log_probabilities(
                 self.model,
                 [(group.prompt_ids, response) for group in mine for response in group.responses],
                 pad_token_id=self.processing_class.pad_token_id,
@@ -165,6 +167,15 @@ class ScoredMeasurer(Measurer):
             write_ranked(self.session.folder.evaluations / f"{name}_ranked.jsonl", ranked)
         means = _summarize(ranked)
         return {"accuracy": {RANKING: means[RANKING]}, GAP: means[GAP]}
+
+
+def build_measurer(session: Session, inputs: Inputs, trainer: Any) -> ScoredMeasurer | None:
+    """Return what measures the model before and after training; None if there are no rows to measure on."""
+    evaluation = session.recipe.evaluation
+    rows = select_rows(inputs.data.eval, evaluation.limit)
+    if rows is None:
+        return None
+    return ScoredMeasurer(session, inputs.rewards, rows, evaluation, trainer)
 
 
 def build_scored_trainer(
@@ -236,8 +247,49 @@ def write_answers(session: Session, model: Any, tokenizer: Any, rows: Dataset) -
         model,
         tokenizer,
         list(shown["prompt"]),
-        **session.sampling_settings(),
+        **session.recipe.sampling_settings(),
         seed=session.recipe.seed,
     )
     scored = score_samples((), shown.select_columns(["prompt", "row_id"])[:], sampled)
     session.write_samples("answers", scored)
+
+
+def _mean_log_probabilities(
+    model: Any,
+    sequences: _Sequences,
+    *,
+    pad_token_id: int,
+    batch_size: int,
+    on_progress: Callable[[int, int], None],
+) -> list[float]:
+    """Return the mean log-probability of each answer's tokens at temperature 1, in nats a token."""
+    order = sorted(range(len(sequences)), key=lambda at: -sum(map(len, sequences[at])))
+    means = [0.0] * len(sequences)
+    with sampling_state(model, None, None):
+        for start in range(0, len(order), batch_size):
+            batch = order[start : start + batch_size]
+            values = _score_answers(model, [sequences[at] for at in batch], pad_token_id)
+            for at, value in zip(batch, values, strict=True):
+                means[at] = value
+            on_progress(start + len(batch), len(order))
+    return means
+
+
+@torch.no_grad()
+def _score_answers(model: Any, sequences: _Sequences, pad_token_id: int) -> list[float]:
+    longest = max(len(prompt) + len(answer) for prompt, answer in sequences)
+    ids = torch.full((len(sequences), longest), pad_token_id)  # [sequences, tokens] int64
+    mask = torch.zeros_like(ids)  # [sequences, tokens] int64, 1 at tokens of prompt and answer
+    answers = torch.zeros_like(ids, dtype=torch.bool)  # [sequences, tokens], true at the answer's
+    for row, (prompt, answer) in enumerate(sequences):
+        start, end = len(prompt), len(prompt) + len(answer)
+        ids[row, :end] = torch.tensor([*prompt, *answer])
+        mask[row, :end] = 1
+        answers[row, start:end] = True
+    ids, mask, answers = (each.to(model.device) for each in (ids, mask, answers))
+    # A token is predicted at the place before it.
+    kept = longest - min(len(prompt) for prompt, _ in sequences) + 1
+    logits = model(input_ids=ids, attention_mask=mask, logits_to_keep=kept).logits[:, :-1]
+    targets, counted = ids[:, 1 - kept :], answers[:, 1 - kept :]
+    chosen = torch.log_softmax(logits.float(), -1).gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+    return ((chosen * counted).sum(-1) / counted.sum(-1)).tolist()

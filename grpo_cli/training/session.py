@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from grpo_cli.errors import ExitCode, RunError, SetupError
 from grpo_cli.processes import stop_with_parent
-from grpo_cli.recipe.evaluation import EvaluationConfig
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.runs.files import write_json, write_text
 from grpo_cli.runs.folder import RunFolder
-from grpo_cli.runs.status import Heartbeat, StatusFile
+from grpo_cli.runs.status import StatusFile
 
 if TYPE_CHECKING:
     from accelerate import PartialState
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from grpo_cli.runs.thumbnails import Thumbnails
 
 _PROBE_POLL_S = 0.05
+_BEAT_INTERVAL_S = 1.0
 _ORPHAN_S = 600
 """Seconds that a worker may take for its step and a checkpoint after its supervisor has died."""
 
@@ -81,6 +81,21 @@ class StopRequest:
         self._signalled = True
 
 
+class Heartbeat:
+    """A file that a worker touches after each piece of work, at most once a second."""
+
+    def __init__(self, run: RunFolder, rank: int) -> None:
+        self._file = run.launch / f"rank_{rank}.beat"
+        self._last = 0.0
+
+    def beat(self) -> None:
+        """Record progress."""
+        now = time.monotonic()
+        if now - self._last >= _BEAT_INTERVAL_S:
+            self._last = now
+            self._file.touch()
+
+
 @dataclass(frozen=True)
 class Session:
     """One process of one training."""
@@ -99,22 +114,29 @@ class Session:
 
         return Thumbnails(self.folder.thumbnails / f"rank_{self.processes.process_index}.jsonl")
 
-    def show(self, phase: str, **changes: Any) -> None:
-        """Write the phase to the status (main process)."""
-        if self.processes.is_main_process:
-            StatusFile(self.folder.status).update(phase=phase, **changes)
+    @cached_property
+    def resumption(self) -> dict[str, Any]:
+        """What this attempt resumes from; empty if it starts from the beginning."""
+        return self.folder.read_resumption()
+
+    @cached_property
+    def manifest(self) -> dict[str, Any]:
+        """The provenance of the run, as it was when first asked for; `annotate_manifest` adds to the file."""
+        return self.folder.read_manifest()
+
+    def show(self, **changes: Any) -> None:
+        """Change the status (main process)."""
+        write_status(self.folder, self.processes.process_index, **changes)
 
     def report(self, phase: str, **changes: Any) -> None:
         """Write the phase to the status (main process); raise `Stopped` if a stop is requested."""
-        self.show(phase, **changes)
+        self.show(phase=phase, **changes)
         if self.stop.seen_here():
             raise Stopped(f"stopped while {phase}; no step was cut short")
 
     def finish(self, step: int, reason: str | None) -> None:
         """Mark the run as completed (main process); `reason` says why it ended early."""
-        if self.processes.is_main_process:
-            status = StatusFile(self.folder.status)
-            status.update(state="completed", phase="done", step=step, reason=reason)
+        self.show(state="completed", phase="done", step=step, reason=reason)
 
     def end_hung(self, reason: str) -> None:
         """End this process at once, from any thread: the call that hangs cannot be interrupted."""
@@ -135,7 +157,7 @@ class Session:
         Raises:
             RunError: The fingerprints differ.
         """
-        resumption = self.folder.read_resumption()
+        resumption = self.resumption
         if resumption and not resumption.get("forced") and before not in (None, now):
             raise RunError(
                 f"{what} is not what this run began with (fingerprint {str(now)[:12]}, it was {before[:12]})",
@@ -151,31 +173,29 @@ class Session:
         properties = torch.cuda.get_device_properties(self.processes.device)
         return {"device": properties.name, "memory_gib": round(properties.total_memory / 2**30, 1)}
 
-    def sampling_settings(self, evaluation: EvaluationConfig | None = None) -> dict[str, Any]:
-        """Return how completions are sampled outside of training, as `sample_completions` takes it."""
-        evaluation, generation = evaluation or self.recipe.evaluation, self.recipe.generation
-        return {
-            "max_new_tokens": generation.max_completion_length,
-            "temperature": evaluation.temperature,
-            "batch_size": evaluation.batch_size,
-            "chat_template_kwargs": self.recipe.setting("chat_template_kwargs"),
-            **generation.reading,
-        }
-
-    def write_samples(self, name: str, scored: "Sequence[ScoredCompletion]") -> None:
-        """Write scored completions to `eval/<name>.jsonl`."""
+    def write_samples(
+        self, name: str, scored: "Sequence[ScoredCompletion]", result: Any = None
+    ) -> None:
+        """Write scored completions to `eval/<name>.jsonl`, and what they come to to `eval/<name>.json`."""
         path = self.folder.evaluations / f"{name}.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
         lines = [json.dumps(asdict(each), ensure_ascii=False) + "\n" for each in scored]
         write_text(path, "".join(lines))
+        if result is not None:
+            write_json(path.with_suffix(".json"), result)
+
+
+def write_status(folder: RunFolder, rank: int, **changes: Any) -> None:
+    """Change the status of the run, in process 0 alone."""
+    if rank == 0:
+        StatusFile(folder.status).update(**changes)
 
 
 def write_failure(folder: RunFolder, rank: int, reason: str, stack: str | None = None) -> None:
     """Write down why a worker fails; the status of the run shows the main process's reason."""
     failure = {"time": time.time(), "rank": rank, "reason": reason, "traceback": stack}
     write_json(folder.failure(rank), failure)
-    if rank == 0:
-        StatusFile(folder.status).update(state="failed", reason=reason, traceback=stack)
+    write_status(folder, rank, state="failed", reason=reason, traceback=stack)
 
 
 def check_device(planned: str, actual: str) -> None:
@@ -212,7 +232,7 @@ def check_processes(session: Session) -> None:
         return
     # By now machine 0 has written the recipe that the others look for.
     seen = session.folder.main.resolved.is_file()
-    step = int(session.folder.read_resumption().get("step", 0))
+    step = int(session.resumption.get("step", 0))
     reports = gather_object([(seen, step)])
     fix = "with --run-id, put --runs on a disk that all machines see; without, leave out --resume"
     if not all(seen for seen, _ in reports):

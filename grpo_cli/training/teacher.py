@@ -67,7 +67,7 @@ def open_teacher(
         fingerprint: str | None = teacher.model
     else:
         fingerprint = fingerprint_teacher(teacher)
-    before = session.folder.read_manifest().get("teacher")
+    before = session.manifest.get("teacher")
     session.refuse_change("the teacher", before, fingerprint)
     session.annotate_manifest(teacher=fingerprint)
     return TeacherReference(teacher, config.weight, session, device)

@@ -7,25 +7,33 @@ the advantages, the log-probabilities and the loss.
 import math
 import os
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn import ParameterList
+from transformers import ProcessorMixin
+from trl import SyncRefModelCallback
+from trl.trainer import grpo_trainer
 
 from grpo_cli.fast.batches import ENTROPY, loss_mask
-from grpo_cli.fast.completion_reader import CompletionReader, build_reader
+from grpo_cli.fast.tokens import CompletionReader, build_reader
 from grpo_cli.fast.trainer import FastTrainer
 from grpo_cli.rewards.scoring import Reward
-from grpo_cli.training.callbacks import PhaseClock
 from grpo_cli.training.checkpoints import ExactResume
-from grpo_cli.training.images import ImageFields
-from grpo_cli.training.rollout.completion_log import CompletionLog
-from grpo_cli.training.rollout.rollout import Context, Rollout
+from grpo_cli.training.rollout.rollout import (
+    NO_REWARD,
+    Aggregation,
+    Context,
+    Rollout,
+    Scoring,
+    measure_lengths,
+)
 from grpo_cli.training.rollout.samplers import AnswerSampler, Sampler
-from grpo_cli.training.rollout.scoring import NO_REWARD, Scoring
-from grpo_cli.training.rollout.signal import Aggregation, measure_lengths
-from grpo_cli.training.rollout.step import GenerationStep
+from grpo_cli.training.rollout.step import CompletionLog, GenerationStep, PhaseClock
+from grpo_cli.upstream import replaced
 from grpo_cli.upstream.trl import FRAC_ZERO_STD, NUM_TOKENS, REWARD, REWARD_STD, reward_metric
 
 if TYPE_CHECKING:
@@ -93,8 +101,13 @@ class RunTrainer(ExactResume, FastTrainer):
         os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
         super().__init__(*args, reward_funcs=columns, rollout_func=self._return_sampled, **options)
         self.add_callback(self._clock)
-        models = [each for each in (self.model, self.ref_model) if each is not None]
-        self._images = ImageFields(self.processing_class, models)
+        self._images: Any = None
+        """Completes the fields of images; None if the model reads text alone."""
+        if isinstance(self.processing_class, ProcessorMixin):
+            from grpo_cli.training.images import ImageFields
+
+            models = [each for each in (self.model, self.ref_model) if each is not None]
+            self._images = ImageFields(self.processing_class, models)
         self.reader = parts.reader or build_reader(self._tokenizer, self.eos_token_ids)
         # TRL would leave out those that ended at a stop string too.
         self._masks_truncated = self.mask_truncated_completions
@@ -109,8 +122,6 @@ class RunTrainer(ExactResume, FastTrainer):
             self.ref_model: Any = parts.teacher.load(self)
             self.beta = self.args.beta = parts.teacher.weight
         if parts.syncs_adapter:
-            from grpo_cli.training.reference import sync_adapter
-
             self.synced_adapter = sync_adapter(self)
         sets = None if parts.held_out_sets is None else parts.held_out_sets(self)
         self.held_out_sets: HeldOutSets | None = sets
@@ -160,11 +171,13 @@ class RunTrainer(ExactResume, FastTrainer):
         try:
             with self._catching(mode) as logged:
                 batch = super().make_batch([self._as_trl(row, rollout) for row in rollout.rows])
-            ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
-            self._images.add(batch, ids, rollout)
+            if self._images is not None:
+                ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
+                self._images.add(batch, ids, rollout)
         finally:
             self._rollout = None
-            self._images.forget()
+            if self._images is not None:
+                self._images.forget()
         if self.notes_entropies:
             batch[ENTROPY] = _sum_entropies(batch, rollout.entropies)
         self._clear_silent(batch["advantages"], rollout)
@@ -242,7 +255,8 @@ class RunTrainer(ExactResume, FastTrainer):
 
     def add_fields(self, fields: dict[str, Any], input_ids: torch.Tensor) -> None:
         """Add what the model reads of the images of episodes."""
-        self._images.add(fields, input_ids, self._rollout)
+        if self._images is not None:
+            self._images.add(fields, input_ids, self._rollout)
         # TRL (1.16) passes it here alone, and not to what is trained; `ImageFields` adds it to both.
         fields.pop("batch_num_images", None)
 
@@ -337,3 +351,44 @@ def _sum_entropies(batch: dict[str, Any], entropies: Sequence[Sequence[float]] |
         return torch.full_like(lengths, math.nan, dtype=torch.float32)
     sums = [math.fsum(own) for own in entropies]
     return torch.tensor(sums, device=lengths.device) * (lengths > 0)
+
+
+def reference_on(device: torch.device | None) -> AbstractContextManager[None]:
+    """Make TRL read the reference model to a device too: with several processes its `device_map` is None."""
+    if device is None:
+        return nullcontext()
+    read = grpo_trainer.create_model_from_path
+
+    def read_to_device(path: str, **options: Any) -> Any:
+        if options.get("device_map", "auto") is None:
+            options["device_map"] = {"": device}
+        return read(path, **options)
+
+    return replaced(grpo_trainer, create_model_from_path=read_to_device)
+
+
+class SyncAdapterCallback(SyncRefModelCallback):
+    """Mixes the trained adapter into the reference, a copy of it at the start.
+
+    Source: trl 1.16, `SyncRefModelCallback`, which mixes models; `GRPOTrainer.__init__`, which makes the copy.
+    """
+
+    def __init__(self, model: Any) -> None:
+        """Find the weights of the adapters `default` (trained) and `ref` in a `peft.PeftModel`."""
+        weights = dict(model.named_parameters())
+        names = [name for name in weights if ".default." in name]
+        self._trained = ParameterList(weights[name] for name in names)
+        reference = ParameterList(weights[name.replace(".default.", ".ref.")] for name in names)
+        super().__init__(ref_model=reference, accelerator=None)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        """Mix the weights if it is time."""
+        super().on_step_end(args, state, control, **{**more, "model": self._trained})
+
+
+def sync_adapter(trainer: Any) -> ParameterList:
+    """Make the reference of a trainer with an adapter follow that adapter; return the reference."""
+    callback = SyncAdapterCallback(trainer.accelerator.unwrap_model(trainer.model))
+    trainer.add_callback(callback)
+    reference: ParameterList = callback.ref_model
+    return reference

@@ -24,7 +24,6 @@ from grpo_cli.recipe.model import AdapterConfig, ModelConfig
 from grpo_cli.runs.checkpoints import whole_checkpoints
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.metrics import append_record
-from grpo_cli.runs.status import StatusFile
 from grpo_cli.training.build import Inputs, load_base
 from grpo_cli.training.callbacks import is_stop_requested
 from grpo_cli.training.checkpoints import (
@@ -80,8 +79,14 @@ def _train_warmup(session: Session, inputs: Inputs) -> None:
     model = load_trainable(load_base(session, config, tokenizer), config)
     held_out = select_rows(data.eval, session.recipe.evaluation.limit)
     if held_out is not None and not (folder.evaluations / "before.json").is_file():
+        sources = tuple(data.report.sources or ())
         measurer = Measurer(
-            session, inputs.rewards, held_out, session.recipe.evaluation, player=player
+            session,
+            inputs.rewards,
+            held_out,
+            session.recipe.evaluation,
+            player=player,
+            sources=sources,
         )
         measurer.measure("before", model, tokenizer)
     processes.wait_for_everyone()
@@ -120,8 +125,7 @@ class _Progress(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Start the clock."""
         self._started = time.monotonic()
-        if state.is_world_process_zero:
-            StatusFile(self._session.folder.status).update(phase=WARMING, detail="")
+        self._session.show(phase=WARMING, detail="")
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Record the time that it took."""
@@ -163,8 +167,9 @@ class _Progress(TrainerCallback):
             )
         said = ", ".join(f"{name} {value:.3f}" for name, value in values.items())
         # Not `session.report`, which would raise before a requested stop has saved the step.
-        status = StatusFile(self._session.folder.status)
-        status.update(phase=WARMING, done=step, planned=state.max_steps, detail=f"steps, {said}")
+        self._session.show(
+            phase=WARMING, done=step, planned=state.max_steps, detail=f"steps, {said}"
+        )
 
 
 def _learn(
@@ -203,7 +208,7 @@ def _learn(
     accept_numbered_cpus()
     checkpoints = whole_checkpoints(RunFolder(session.folder.warmup))
     newest = checkpoints[max(checkpoints)] if checkpoints else None
-    trusted = bool(session.folder.read_resumption().get("trusted"))
+    trusted = bool(session.resumption.get("trusted"))
     # On a CPU, TRL's output head computes the logits of prompts too, which take most of the memory.
     with (
         replaced(trl_utils, _use_triton=lambda device: True),

@@ -15,9 +15,14 @@ from pathlib import Path
 from grpo_cli.errors import ExitCode, GrpoError, RunError
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.runs.folder import RunFolder
-from grpo_cli.runs.status import StatusFile
 from grpo_cli.runs.trackers import set_defaults
-from grpo_cli.training.session import Stopped, StoppedByRule, StopRequest, write_failure
+from grpo_cli.training.session import (
+    Stopped,
+    StoppedByRule,
+    StopRequest,
+    write_failure,
+    write_status,
+)
 
 _NO_NUMBERS = "probability tensor contains either"
 """In torch's error (2.13) if probabilities are NaN."""
@@ -35,12 +40,10 @@ def main(argv: list[str]) -> int:
     # If the run stalls, the supervisor asks every worker for its stack.
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     folder.worker_pid(rank).write_text(str(os.getpid()))
-    status = StatusFile(folder.status)
-    if rank == 0:
-        status.update(state="running", phase="loading libraries")
+    write_status(folder, rank, state="running", phase="loading libraries")
     try:
         # Before anything imports a tracker.
-        set_defaults(folder, os.environ)
+        set_defaults(folder, folder.read_recipe().name, os.environ)
         # Torch takes seconds to import; a stop or a failure is already noticed by now.
         from grpo_cli.training.run import train
 
@@ -53,9 +56,9 @@ def main(argv: list[str]) -> int:
         _leave_group()
     except Stopped as stopped:
         # One process of every machine: their supervisors read folders of their own.
-        if int(os.environ.get("LOCAL_RANK", rank)) == 0:
-            rule = stopped.rule if isinstance(stopped, StoppedByRule) else None
-            status.update(state="stopped", reason=str(stopped), stopped_by=rule)
+        first = int(os.environ.get("LOCAL_RANK", rank))
+        rule = stopped.rule if isinstance(stopped, StoppedByRule) else None
+        write_status(folder, first, state="stopped", reason=str(stopped), stopped_by=rule)
         return ExitCode.INTERRUPTED
     except BaseException as error:
         # A reward may raise anything, even SystemExit; signals do not arrive this way.

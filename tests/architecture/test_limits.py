@@ -8,9 +8,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "grpo_cli"
-LINES = 71_150
+LINES = 71_060
 """Of the whole package; the goal is 58,000."""
-CORE = 107, 18_110
+CORE = 74, 16_510
 """Modules that `training/run.py` imports whatever the recipe is, and their lines; the goal is 80 and 17,000."""
 ROOMS = {
     "adapter": 12,

@@ -7,8 +7,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
 from grpo_cli.fast import graph_decoding
-from grpo_cli.fast.decoding import decode, read_decoding
-from grpo_cli.models.loading import without_wrapper
+from grpo_cli.fast.decoding import decode, read_decoding, without_wrapper
 from tests.fake_cuda.device import FakeCuda
 
 _LOOPS = {"decode": decode, "graphs": graph_decoding.decode_with_graphs}

@@ -18,7 +18,7 @@ from grpo_cli.errors import RecipeError
 from grpo_cli.launch.server_plan import find_served
 from grpo_cli.machine import Hardware
 from grpo_cli.serve.chat import SamplingParams, open_model
-from grpo_cli.training.reference import SyncAdapterCallback
+from grpo_cli.training.trainer import SyncAdapterCallback
 from tests.integration.conftest import RECIPE, with_held_out_rows
 
 WEIGHTS = "adapter_model.safetensors"

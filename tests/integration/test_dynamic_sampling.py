@@ -13,8 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_cli.training.rollout.rollout import Context, Rollout
-from grpo_cli.training.rollout.signal import Aggregation
+from grpo_cli.training.rollout.rollout import Aggregation, Context, Rollout
 from tests.integration.conftest import RECIPE, Workshop
 from tests.integration.test_resuming import assert_same, train
 from tests.resampled_batches import ROWS, assert_same_batch, make_trainer, sample

@@ -25,8 +25,8 @@ from transformers import (
 )
 from trl import GRPOConfig, GRPOTrainer
 
-from grpo_cli.fast import log_probs
-from grpo_cli.fast.support import has_dropout, unsupported_reason
+from grpo_cli.fast import attention
+from grpo_cli.fast.decoding import has_dropout, sharing_unsupported_reason
 from grpo_cli.fast.trainer import FastTrainer
 from grpo_cli.recipe.training import FastConfig
 from tests.tiny_models import make_tiny_model
@@ -182,7 +182,7 @@ def test_the_weights_are_trls(folders, tmp_path, settings, budget):
 def test_the_weights_are_trls_by_its_own_head(folders, tmp_path, monkeypatch):
     """Where all logits at once would take too much memory, or a GPU computes them."""
     asked = []
-    monkeypatch.setattr(log_probs, "holds_logits", lambda *sizes: asked.append(sizes))
+    monkeypatch.setattr(attention, "holds_logits", lambda *sizes: asked.append(sizes))
     plain, found, left_off = compare(folders["llama"], tmp_path, temperature=0.7)
     assert asked
     assert not left_off
@@ -385,7 +385,7 @@ def test_windows_that_only_a_mask_tells_and_noise_of_routers_are_found():
     assert not has_dropout(Routed(0.0))
     config = SimpleNamespace(sliding_window=8, layer_types=None)
     model = SimpleNamespace(config=SimpleNamespace(get_text_config=lambda: config))
-    assert unsupported_reason(model, model) == "the model has sliding windows"
+    assert sharing_unsupported_reason(model, model) == "the model has sliding windows"
 
 
 def test_a_model_with_dropout_is_read_as_trl_does(folders, tmp_path):

@@ -10,9 +10,9 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
 
 from grpo_cli.errors import RunError
-from grpo_cli.models.folder import FSDP_SHARDS
-from grpo_cli.models.safe_loading import weights_only
 from grpo_cli.models.shards import merge_shards
+from grpo_cli.models.source import FSDP_SHARDS
+from grpo_cli.models.weights import weights_only
 from grpo_cli.recipe.model import ModelConfig
 from tests.integration.conftest import Workshop
 

@@ -26,7 +26,7 @@ from trl import GRPOConfig, GRPOTrainer
 from grpo_cli.api import export
 from grpo_cli.data.build import build_datasets
 from grpo_cli.errors import RecipeError, UsageError
-from grpo_cli.fast.prompts import count_prompt_tokens, count_row_tokens, encode_unexpanded
+from grpo_cli.fast.tokens import count_prompt_tokens, count_row_tokens, encode_unexpanded
 from grpo_cli.launch.server_plan import find_served
 from grpo_cli.models.loading import (
     add_adapters,

@@ -6,9 +6,8 @@ import math
 import pytest
 import torch
 
-from grpo_cli.data.mixing import SOURCE
-from grpo_cli.training.rollout.rollout import Context, Rollout
-from grpo_cli.training.rollout.signal import Aggregation
+from grpo_cli.recipe.dataset import SOURCE
+from grpo_cli.training.rollout.rollout import Aggregation, Context, Rollout
 from grpo_cli.training.rollout.step import measure_sources
 from tests.integration.test_resuming import assert_same, sets, train, workshop_of
 

@@ -16,18 +16,13 @@ from transformers.utils import logging as transformers_logging
 
 from grpo_cli.errors import RecipeError, RunError, SetupError, install_extra
 from grpo_cli.fast import completions as sampling
-from grpo_cli.fast.completions import Completion, all_eos_token_ids, sample_completions
-from grpo_cli.fast.prompts import count_prompt_tokens, encode_prompt
+from grpo_cli.fast.completions import Completion, sample_completions
+from grpo_cli.fast.decoding import find_prompt_ties
+from grpo_cli.fast.tokens import all_eos_token_ids, count_prompt_tokens, encode_prompt
 from grpo_cli.models import loading
-from grpo_cli.models.counting import read_shape
-from grpo_cli.models.loading import (
-    build_peft_config,
-    check_weights,
-    find_prompt_ties,
-    load_model,
-    load_tokenizer,
-)
+from grpo_cli.models.loading import build_peft_config, check_weights, load_model, load_tokenizer
 from grpo_cli.models.source import model_folder_or_id
+from grpo_cli.probing.counting import read_shape
 from grpo_cli.recipe.model import LoraConfig, ModelConfig
 from grpo_cli.recipe.training import FastConfig
 from tests.tiny_models import (

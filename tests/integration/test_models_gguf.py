@@ -7,7 +7,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo_cli.errors import GrpoError, SetupError, install_extra
-from grpo_cli.fast.completions import all_eos_token_ids, sample_completions
+from grpo_cli.fast.completions import sample_completions
+from grpo_cli.fast.tokens import all_eos_token_ids
 from grpo_cli.machine import cache_folder
 from grpo_cli.models.gguf import convert_gguf, materialize_gguf
 from grpo_cli.models.loading import (

@@ -13,11 +13,8 @@ from transformers import AutoModelForCausalLM
 from grpo_cli.errors import RewardError
 from grpo_cli.rewards.contract import RewardParams, Score
 from grpo_cli.rewards.scoring import Reward
-from grpo_cli.training.callbacks import PhaseClock
-from grpo_cli.training.rollout.rollout import Context, Rollout
-from grpo_cli.training.rollout.scoring import Scoring, cut
-from grpo_cli.training.rollout.signal import Aggregation
-from grpo_cli.training.rollout.step import GenerationStep
+from grpo_cli.training.rollout.rollout import Aggregation, Context, Rollout, Scoring, cut
+from grpo_cli.training.rollout.step import GenerationStep, PhaseClock
 from tests.integration.conftest import RECIPE
 
 PATIENCE_S = 60

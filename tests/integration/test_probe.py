@@ -13,9 +13,9 @@ import yaml
 from grpo_cli.checks.recipe import check_recipe
 from grpo_cli.errors import GrpoError
 from grpo_cli.fast.completions import sample_completions
-from grpo_cli.models import counting, loading
+from grpo_cli.models import loading
+from grpo_cli.probing import counting, model_run
 from grpo_cli.probing import memory as memory_module
-from grpo_cli.probing import model_run
 from grpo_cli.probing import rewards as probed_rewards
 from grpo_cli.probing.procedure import probe_recipe
 from grpo_cli.user_code import load_file

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from grpo_cli.models.counting import read_shape
+from grpo_cli.probing.counting import read_shape
 from grpo_cli.recipe.model import ModelConfig
 from tests.forking import ForkedPopen
 from tests.in_process import run_command

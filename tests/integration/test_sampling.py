@@ -30,12 +30,10 @@ from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_f
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from trl import GRPOConfig, GRPOTrainer
 
-from grpo_cli.fast import attention, decoding
-from grpo_cli.fast import trainer as fast_trainer
-from grpo_cli.fast.cpu import draw_tokens
-from grpo_cli.fast.decoding import decode, read_decoding, unsupported_reason
-from grpo_cli.fast.sampler import TokenSampler
+from grpo_cli.fast import attention, decoding, graph_decoding
+from grpo_cli.fast.decoding import decode, draw_tokens, read_decoding, unsupported_reason
 from grpo_cli.recipe.training import FastConfig
+from grpo_cli.training.rollout.samplers import TokenSampler
 from grpo_cli.training.trainer import RunTrainer
 from tests.plain_rewards import scored_by
 
@@ -419,7 +417,7 @@ def test_graphs_are_left_off_without_a_gpu_and_sample_the_same(tmp_path, chat_mo
     options = {"fast": FastConfig(cuda_graphs=True), "generation_kwargs": {"do_sample": False}}
     plain = build_trainer(RunTrainer, chat_model, tmp_path, **options)
     assert plain.told == {"cuda_graphs": "there is no GPU"}
-    monkeypatch.setattr(fast_trainer, "graph_unsupported_reason", lambda model: None)
+    monkeypatch.setattr(graph_decoding, "graph_unsupported_reason", lambda model: None)
     monkeypatch.setattr(decoding, "decode", lambda *given, **more: 1 / 0)
     trainer = build_trainer(RunTrainer, chat_model, tmp_path, **options)
     sampled = sample_tokens(trainer, prompts)

@@ -18,8 +18,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from grpo_cli.errors import RunError, UsageError, install_extra
-from grpo_cli.models.folder import is_sharded, refuse_sharded
 from grpo_cli.models.shards import merge_shards
+from grpo_cli.models.source import is_sharded, refuse_sharded
 from grpo_cli.recipe.model import LoraConfig, ModelConfig
 from tests.integration.conftest import Workshop
 from tests.tiny_models import make_tiny_model

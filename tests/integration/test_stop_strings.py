@@ -9,12 +9,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from trl import GRPOConfig
 
 from grpo_cli.environments.dialogue import Dialogue
-from grpo_cli.fast.completion_reader import build_reader
 from grpo_cli.fast.completions import sample_completions
 from grpo_cli.fast.decoding import decode, read_decoding
 from grpo_cli.fast.graph_decoding import decode_with_graphs
-from grpo_cli.fast.sampler import TokenSampler
+from grpo_cli.fast.tokens import build_reader
 from grpo_cli.recipe.training import FastConfig
+from grpo_cli.training.rollout.samplers import TokenSampler
 from grpo_cli.training.trainer import RunTrainer
 from tests.plain_rewards import scored_by
 from tests.tiny_models import make_tiny_model

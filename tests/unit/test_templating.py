@@ -74,7 +74,7 @@ def test_other_templates_give_what_jinja_gives(template):
 
 def test_a_chat_template_has_the_same_limits(tmp_path):
     from grpo_cli.errors import RecipeError
-    from grpo_cli.fast.prompts import encode_prompt
+    from grpo_cli.fast.tokens import encode_prompt
     from grpo_cli.models.loading import load_tokenizer
     from grpo_cli.recipe.model import ModelConfig
     from tests.tiny_models import make_tiny_model

@@ -281,9 +281,13 @@ def _load_classifier(params: ModelParams, default_device: str) -> _Classifier:
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-    from grpo_cli.loading_errors import check_tokenizer, explain_loading, quiet_loading
     from grpo_cli.templating import bounded_environment
-    from grpo_cli.upstream.transformers import replace_sandbox
+    from grpo_cli.upstream.transformers import (
+        check_tokenizer,
+        explain_loading,
+        quiet_loading,
+        replace_sandbox,
+    )
 
     replace_sandbox(bounded_environment())
     device = torch.device(default_device if params.device == "auto" else params.device)

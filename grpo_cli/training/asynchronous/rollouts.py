@@ -24,8 +24,8 @@ from grpo_cli.errors import RunError
 from grpo_cli.recipe.generation import GenerationConfig, stop_params
 from grpo_cli.rewards.contract import Batch
 from grpo_cli.rewards.scoring import Reward, are_equal, weighted_sum
-from grpo_cli.training.rollout.completion_log import CompletionLog
 from grpo_cli.training.rollout.dynamic_sampling import shuffled_rows
+from grpo_cli.training.rollout.step import CompletionLog
 from grpo_cli.upstream.trl import (
     CLIPPED_RATIO,
     FRAC_ZERO_STD,

@@ -18,11 +18,11 @@ from trl.experimental.async_grpo.vllm_client import VLLMClient
 
 from grpo_cli.errors import RunError
 from grpo_cli.fast.attention import attend_segments
-from grpo_cli.fast.completion_reader import CompletionReader
+from grpo_cli.fast.decoding import without_wrapper
 from grpo_cli.fast.layout import Segments
-from grpo_cli.fast.prompts import encode_prompt
+from grpo_cli.fast.tokens import CompletionReader, encode_prompt
 from grpo_cli.launch.server_process import answers
-from grpo_cli.models.loading import build_peft_config, check_vocabulary, without_wrapper
+from grpo_cli.models.loading import build_peft_config, check_vocabulary
 from grpo_cli.models.source import model_folder_or_id
 from grpo_cli.rewards.scoring import Reward
 from grpo_cli.training.asynchronous.rollouts import SERVER_TIMEOUT_S, Rollouts, ServerSampler
@@ -32,8 +32,8 @@ from grpo_cli.training.checkpoints import (
     load_saved,
     save_reward_states,
 )
-from grpo_cli.training.rollout.completion_log import CompletionLog
 from grpo_cli.training.rollout.samplers import read_completions
+from grpo_cli.training.rollout.step import CompletionLog
 from grpo_cli.training.session import Session, Stopped
 from grpo_cli.training.vllm_weights import (
     SyncWatch,
@@ -262,7 +262,7 @@ def build_async_trainer(
             rollout_worker=rollouts,
             weight_transfer=transfer,
             groups_per_step=_completions_per_step(session, args) // args.num_generations,
-            forced=bool(session.folder.read_resumption().get("forced")),
+            forced=bool(session.resumption.get("forced")),
             watch=watch,
         )
     if session.cpu or _lacks_kernel():

@@ -17,8 +17,16 @@ from typing import TYPE_CHECKING, Any
 from accelerate import PartialState
 from accelerate.utils import gather_object
 
-from grpo_cli.training.rollout.rollout import Context, Rollout, Round, Row, own_numbers
-from grpo_cli.training.rollout.signal import Aggregation, count_tokens, measure_lengths
+from grpo_cli.training.rollout.rollout import (
+    Aggregation,
+    Context,
+    Rollout,
+    Round,
+    Row,
+    count_tokens,
+    measure_lengths,
+    own_numbers,
+)
 
 if TYPE_CHECKING:
     from grpo_cli.training.difficulty import DifficultySampler

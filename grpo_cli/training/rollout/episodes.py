@@ -10,13 +10,13 @@ from accelerate.utils import gather_object
 from grpo_cli.environments.contract import EpisodeError
 from grpo_cli.environments.episode import Episode, Sampled
 from grpo_cli.environments.player import Player
-from grpo_cli.fast.completion_reader import CompletionReader
-from grpo_cli.fast.sampler import TokenSampler
+from grpo_cli.fast.tokens import CompletionReader
 from grpo_cli.fast.trainer import FastTrainer
 from grpo_cli.models.processor import encode_images
 from grpo_cli.recipe.dataset import IMAGES
 from grpo_cli.rewards.contract import EPISODE
 from grpo_cli.training.rollout.rollout import Context, Rollout, Row
+from grpo_cli.training.rollout.samplers import TokenSampler
 
 _PAUSES_S = (1.0, 5.0, 30.0)
 """How long to wait before episodes that could not be begun are begun again."""

@@ -1,27 +1,40 @@
-"""A generation step: rows are drawn, sampled and scored, then stages act on the finished rollout.
+"""A generation step: rows are drawn, sampled and scored, then stages act on the finished rollout, which is logged.
 
 What a recipe does not ask for is not among the stages. All of it is plain data; the one thing that knows a trainer
 is the sampler.
 """
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from accelerate import PartialState
 from accelerate.utils import gather_object
+from transformers import TrainerCallback
 
-from grpo_cli.data.mixing import SOURCE
-from grpo_cli.training.callbacks import PhaseClock
-from grpo_cli.training.rollout.rollout import Context, Rollout, Row, own_numbers
+from grpo_cli.recipe.dataset import IMAGES, SOURCE
+from grpo_cli.rewards.contract import EPISODE, Batch, Score
+from grpo_cli.runs.metrics import append_record
+from grpo_cli.training.rollout.rollout import (
+    NO_REWARD,
+    Aggregation,
+    Context,
+    Rollout,
+    Round,
+    Row,
+    Scoring,
+    own_numbers,
+    row_ids,
+)
 from grpo_cli.training.rollout.samplers import Sampler
-from grpo_cli.training.rollout.scoring import NO_REWARD, Scoring
-from grpo_cli.training.rollout.signal import Aggregation
 from grpo_cli.upstream.trl import FRAC_ZERO_STD, REWARD
 
 if TYPE_CHECKING:
+    from grpo_cli.runs.thumbnails import Thumbnails
     from grpo_cli.training.difficulty import DifficultySampler
 
 
@@ -30,6 +43,58 @@ class Stage(Protocol):
 
     def __call__(self, rollout: Rollout) -> Rollout:
         """Return the rollout, changed or as it is."""
+
+
+class PhaseClock(TrainerCallback):
+    """Seconds that this process's optimizer steps spend in each phase; learning is the rest."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = {}
+        self._wall_s = 0.0
+        self._steps = 0
+        self._started: float | None = None
+
+    @contextmanager
+    def inside(self, phase: str) -> Iterator[None]:
+        """Add the time inside to a phase."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.add(phase, time.perf_counter() - started)
+
+    def add(self, phase: str, seconds: float, *, out_of: str | None = None) -> None:
+        """Add seconds to a phase, taking them out of another; only during a step."""
+        if self._started is None:
+            return
+        self._seconds[phase] = self._seconds.get(phase, 0.0) + seconds
+        if out_of is not None:
+            self._seconds[out_of] = self._seconds.get(out_of, 0.0) - seconds
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Start the clock."""
+        self._started = time.perf_counter()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Stop the clock: saving, logging and evaluation do not count."""
+        if self._started is not None:
+            self._wall_s += time.perf_counter() - self._started
+            self._started = None
+            self._steps += 1
+
+    def take(self) -> dict[str, float]:
+        """Return the mean seconds of each phase since the last call, as `time/PHASE`.
+
+        Empty if sampling was never timed: the rest would be mistaken for learning.
+        """
+        if not self._steps or "sampling" not in self._seconds:
+            return {}
+        learning = max(self._wall_s - sum(self._seconds.values()), 0.0)
+        phases = {**self._seconds, "learning": learning}
+        steps, self._steps, self._wall_s = self._steps, 0, 0.0
+        # The names stay: a step without sampling spends 0 seconds on it.
+        self._seconds = dict.fromkeys(self._seconds, 0.0)
+        return {f"time/{phase}": seconds / steps for phase, seconds in phases.items()}
 
 
 class GenerationStep:
@@ -157,3 +222,117 @@ def measure_sources(
             silent = len(set(rollout.silent).intersection(groups))
             metrics[f"sources/{source}/{FRAC_ZERO_STD}"] = silent / len(groups)
     return metrics
+
+
+class CompletionLog:
+    """The completions that one process has sampled.
+
+    A group that TRL spreads over several processes has a part in each one's file, under the same step and row.
+    `learned: false` marks a group that was sampled but replaced by another, or not needed.
+    """
+
+    def __init__(
+        self,
+        path: Path | None,
+        is_complete: Callable[[Sequence[int]], bool],
+        thumbnails: "Thumbnails | None" = None,
+    ) -> None:
+        """Make a log.
+
+        Args:
+            path: What it appends to; None writes nothing.
+            is_complete: Tells whether a completion, of these tokens, was not cut off.
+            thumbnails: Keeps copies of the prompts' images, if they may have some.
+        """
+        self.path = path
+        self._thumbnails = thumbnails
+        self._is_complete = is_complete
+
+    def __call__(self, rollout: Rollout) -> Rollout:
+        """Write a finished rollout, and what was sampled for it but is not learned from."""
+        everything = set(range(len(rollout.rows)))
+        for part in rollout.rounds or [Round(rollout, everything)]:
+            own = part.rollout
+            step = own.context.state.global_step
+            self.add(
+                own.as_batch(),
+                own.judged,
+                step=step,
+                training=own.context.training,
+                learned=part.learned,
+            )
+        return rollout
+
+    def add(
+        self,
+        batch: Batch,
+        judged: Mapping[str, Sequence[Score]],
+        *,
+        step: int,
+        training: bool = True,
+        learned: set[int] | None = None,
+    ) -> None:
+        """Write a batch.
+
+        Args:
+            judged: Its scores by reward.
+            step: Optimizer steps so far.
+            training: Whether it is not of an evaluation.
+            learned: The completions that are learned from; None is all.
+        """
+        if self.path is None:
+            return
+        groups: dict[Any, list[int]] = {}
+        for index, row in enumerate(row_ids(batch)):
+            groups.setdefault(row, []).append(index)
+        for row, members in groups.items():
+            unused = learned is not None and not learned.intersection(members)
+            append_record(
+                self.path,
+                {
+                    # The step that learns from these completions, as metrics.jsonl counts.
+                    "step": step + 1 if training else step,
+                    "split": "train" if training else "eval",
+                    "row": row,
+                    "prompt": self._show_prompt(batch, members[0], (training, row)),
+                    **self._describe(batch, judged, members),
+                    **({"learned": False} if unused else {}),
+                },
+            )
+
+    def _describe(
+        self, batch: Batch, judged: Mapping[str, Sequence[Score]], members: list[int]
+    ) -> dict[str, Any]:
+        ids = batch.completion_ids or [[] for _ in batch.completions]
+        scores = {name: [scores[index] for index in members] for name, scores in judged.items()}
+        reasons = {name: [score.reason for score in own] for name, own in scores.items()}
+        failed = {name: [each.failed or each.late for each in own] for name, own in scores.items()}
+        return {
+            "completions": [batch.texts[index] for index in members],
+            "tokens": [len(ids[index]) for index in members],
+            "clipped": [not self._is_complete(ids[index]) for index in members],
+            "rewards": {name: [score.value for score in own] for name, own in scores.items()},
+            "reasons": {name: own for name, own in reasons.items() if any(own)},
+            "failed": {name: own for name, own in failed.items() if any(own)},
+            **_describe_episodes(batch, members),
+        }
+
+    def _show_prompt(self, batch: Batch, index: int, key: Hashable) -> Any:
+        prompt, images = batch.prompts[index], batch.columns.get(IMAGES)
+        if self._thumbnails is None or images is None:
+            return prompt
+        return self._thumbnails.name_images(prompt, key, lambda: images[index])
+
+
+def _describe_episodes(batch: Batch, members: Sequence[int]) -> dict[str, Any]:
+    """Return the messages and records of episodes; nothing if a completion is one answer."""
+    records = batch.columns.get(EPISODE)
+    if records is None:
+        return {}
+    from grpo_cli.environments.episode import is_clipped
+
+    return {
+        "messages": [batch.completions[index] for index in members],
+        "clipped": [is_clipped(records[index]["end"]) for index in members],
+        "episodes": [records[index] for index in members],
+    }

@@ -93,7 +93,7 @@ def test_every_field_that_is_let_through_is_trls():
     from dataclasses import fields
 
     from grpo_cli.checks.asynchronous import _UNREAD
-    from grpo_cli.recipe.upstream_fields import read_fields
+    from grpo_cli.recipe.base import read_fields
 
     assert read_fields("AsyncGRPOConfig").keys() == {
         each.name for each in fields(async_grpo.AsyncGRPOConfig)

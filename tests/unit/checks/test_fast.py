@@ -5,8 +5,8 @@ import yaml
 from transformers.training_args import OptimizerNames
 
 from grpo_cli.errors import RecipeError
-from grpo_cli.recipe.fast import describe_fast
 from grpo_cli.recipe.loading import load_recipe
+from grpo_cli.recipe.recipe import describe_fast
 from grpo_cli.recipe.training import FastConfig, find_left_off, leave_off
 from tests.recipe_texts import GOOD, write_recipe
 

@@ -6,7 +6,7 @@ import pytest
 
 from grpo_cli.checks.recipe import check_recipe
 from grpo_cli.data.build import build_datasets
-from grpo_cli.data.dropped import say_dropped
+from grpo_cli.data.rows import say_dropped
 from grpo_cli.machine import Hardware
 from grpo_cli.recipe.loading import load_recipe
 from grpo_cli.rewards.contract import Batch

@@ -3,8 +3,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from grpo_cli.data.columns import RESERVED, keep_rows
-from grpo_cli.data.rows import RowNames
+from grpo_cli.data.rows import RESERVED, RowNames, keep_rows
 from grpo_cli.errors import RecipeError
 from grpo_cli.recipe.dataset import ColumnConfig
 

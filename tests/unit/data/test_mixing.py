@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from grpo_cli.data.mixing import SOURCE, count_draws, draw_rows, spread_rows
+from grpo_cli.data.mixing import count_draws, draw_rows, spread_rows
+from grpo_cli.recipe.dataset import SOURCE
 
 
 @pytest.mark.parametrize("case", range(200))

@@ -100,7 +100,8 @@ def test_importing_the_room_and_peeking_load_nothing_heavy(rows_file) -> None:
     code = f"""
 import sys
 from pydantic import TypeAdapter
-from grpo_cli.data import columns, files, prompts, rows, sources, tasks
+from grpo_cli.data import files, prompts, rows, sources, tasks
+from grpo_cli.data import rows
 from grpo_cli.data.preview import preview
 from grpo_cli.recipe.dataset import DatasetConfig
 adapter = TypeAdapter(DatasetConfig)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from grpo_cli.data.columns import keep_rows
+from grpo_cli.data.rows import keep_rows
 from grpo_cli.data.sources import held_out_count, hold_out, read_rows
 from grpo_cli.errors import RecipeError, SetupError
 

@@ -12,9 +12,9 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.qwen2 import modeling_qwen2
 from trl.trainer import add_fused_lm_head
 
-from grpo_cli.fast import attention, log_probs
+from grpo_cli.fast import attention
+from grpo_cli.fast.attention import PackedModel
 from grpo_cli.fast.layout import Gather
-from grpo_cli.fast.log_probs import PackedModel
 from tests.fake_cuda import kernels
 
 BATCHES = {
@@ -157,7 +157,7 @@ def test_layouts_meet_attention_functions_that_others_replaced(monkeypatch):
         assert torch.allclose(packed[0].read(models[0], *rows)[0], expected, atol=1e-6)
     for each, model in zip(packed, models, strict=True):
         assert torch.allclose(each.read(model, *rows)[0], expected, atol=1e-6)
-    monkeypatch.setattr(log_probs, "accept_layouts", lambda model: None)
+    monkeypatch.setattr(attention, "accept_layouts", lambda model: None)
     monkeypatch.setitem(AttentionInterface._global_mapping, "sdpa", sdpa_attention_forward)
     eager = modeling_qwen2.eager_attention_forward
     monkeypatch.setattr(modeling_qwen2, "eager_attention_forward", eager.usual)

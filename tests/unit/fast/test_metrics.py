@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from grpo_cli.fast.metrics import Counts, Logged, merge_evaluation, merge_metrics, merge_step
+from grpo_cli.fast.batches import Counts, Logged
+from grpo_cli.fast.metrics import merge_evaluation, merge_metrics, merge_step
 
 ALONE = SimpleNamespace(num_processes=1)
 

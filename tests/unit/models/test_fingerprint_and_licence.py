@@ -5,7 +5,8 @@ import struct
 
 import pytest
 
-from grpo_cli.models.source import fingerprint_model, read_licence
+from grpo_cli.exporting.card import read_licence
+from grpo_cli.models.source import fingerprint_model
 from grpo_cli.recipe.model import ModelConfig
 
 

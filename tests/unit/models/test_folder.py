@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_cli.models.folder import check_data, check_folder
+from grpo_cli.models.source import check_data, check_folder
 from grpo_cli.recipe.model import ModelConfig
 
 HEADER = json.dumps({"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()

@@ -13,7 +13,7 @@ from trl.trainer import grpo_trainer
 from grpo_cli.models.loading import load_model
 from grpo_cli.recipe.model import ModelConfig
 from grpo_cli.training.build import loading_device
-from grpo_cli.training.reference import reference_on
+from grpo_cli.training.trainer import reference_on
 from tests.tiny_models import make_tiny_model
 from tests.unit.launch.golden_plans import STRATEGIES, usual
 

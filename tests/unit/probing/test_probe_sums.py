@@ -7,8 +7,8 @@ import pytest
 
 from grpo_cli.analysis.samples import ScoredCompletion
 from grpo_cli.batch.plan import BatchInputs, plan_batch
-from grpo_cli.models.counting import ModelShape
 from grpo_cli.probing import cost, signal
+from grpo_cli.probing.counting import ModelShape
 from grpo_cli.probing.memory import (
     Device,
     MemoryInputs,

@@ -5,10 +5,10 @@ from pydantic import TypeAdapter
 
 from grpo_cli.errors import RecipeError
 from grpo_cli.recipe import grpo_fields
+from grpo_cli.recipe.base import read_fields
 from grpo_cli.recipe.grpo_fields import LORA_REFUSED
 from grpo_cli.recipe.loading import load_recipe
 from grpo_cli.recipe.model import LoraConfig
-from grpo_cli.recipe.upstream_fields import read_fields
 
 RECIPE = """
 name: tiny

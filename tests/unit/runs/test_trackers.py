@@ -29,9 +29,8 @@ def write_settings(folder, text):
 
 def test_names_and_places_follow_the_run(tmp_path):
     folder, environment = make_finished_run(tmp_path, 1), {}
-    set_defaults(folder, environment)
-    name = folder.read_recipe().name
-    assert environment["WANDB_PROJECT"] == environment["MLFLOW_EXPERIMENT_NAME"] == name
+    set_defaults(folder, "tiny", environment)
+    assert environment["WANDB_PROJECT"] == environment["MLFLOW_EXPERIMENT_NAME"] == "tiny"
     assert environment["WANDB_DIR"] == str(folder.path)
     assert environment["TENSORBOARD_LOGGING_DIR"] == str(folder.path / "tensorboard")
     assert environment["MLFLOW_DISABLE_TELEMETRY"] == "true"
@@ -46,7 +45,7 @@ def test_what_the_user_set_wins(tmp_path):
         "MLFLOW_DISABLE_TELEMETRY": "false",
     }
     environment = dict(mine)
-    set_defaults(make_finished_run(tmp_path, 1), environment)
+    set_defaults(make_finished_run(tmp_path, 1), "tiny", environment)
     assert {name: environment[name] for name in mine} == mine
 
 
@@ -56,7 +55,7 @@ def test_a_resumed_run_keeps_its_runs(tmp_path):
     folder.launch.mkdir(exist_ok=True)
     write_json(folder.resumption, {"step": 1, "checkpoint": "checkpoint-1"})
     environment = {}
-    set_defaults(folder, environment)
+    set_defaults(folder, "tiny", environment)
     assert environment["WANDB_RUN_ID"] == "w1"
     assert environment["WANDB_RESUME"] == "allow"
     assert environment["MLFLOW_RUN_ID"] == "m1"
@@ -103,5 +102,5 @@ def test_wandb_offline_in_the_working_directory_is_obeyed(tmp_path):
     write_settings(tmp_path / "wandb", "mode = offline")
     assert not lacks_wandb_login({}, tmp_path)
     environment = {}
-    set_defaults(make_finished_run(tmp_path, 1), environment)
+    set_defaults(make_finished_run(tmp_path, 1), "tiny", environment)
     assert environment["WANDB_MODE"] == "offline"

@@ -3,8 +3,8 @@
 from grpo_cli.rewards.contract import EPISODE, Batch, Score
 from grpo_cli.runs.completions import find_groups, load_groups
 from grpo_cli.runs.folder import RunFolder
-from grpo_cli.training.rollout.completion_log import CompletionLog
-from grpo_cli.training.rollout.scoring import repeated_share
+from grpo_cli.training.rollout.rollout import repeated_share
+from grpo_cli.training.rollout.step import CompletionLog
 from tests.run_folders import play
 
 PROMPT = [{"role": "user", "content": "What is 12 * 3?"}]

@@ -9,12 +9,17 @@ from datasets import Dataset
 
 from grpo_cli.rewards.contract import RewardParams, Score
 from grpo_cli.rewards.scoring import Reward
-from grpo_cli.training.callbacks import PhaseClock
 from grpo_cli.training.rollout.dynamic_sampling import DynamicSampling
-from grpo_cli.training.rollout.rollout import Context, Rollout
-from grpo_cli.training.rollout.scoring import NO_REWARD, Scoring
-from grpo_cli.training.rollout.signal import Aggregation, count_tokens, measure_lengths
-from grpo_cli.training.rollout.step import GenerationStep
+from grpo_cli.training.rollout.rollout import (
+    NO_REWARD,
+    Aggregation,
+    Context,
+    Rollout,
+    Scoring,
+    count_tokens,
+    measure_lengths,
+)
+from grpo_cli.training.rollout.step import GenerationStep, PhaseClock
 
 SIZE = 2
 

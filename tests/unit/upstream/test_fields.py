@@ -2,7 +2,7 @@
 
 import json
 
-from grpo_cli.recipe.upstream_fields import TABLE
+from grpo_cli.recipe.base import TABLE
 from tests.architecture.test_generated_docs import load_generator
 
 

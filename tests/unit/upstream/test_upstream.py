@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from grpo_cli.upstream import accelerate, transformers, trl, vllm
+from grpo_cli.upstream import transformers, trl, vllm
 
 ROOT = Path(__file__).parents[3] / "grpo_cli"
-LIBRARIES = {"accelerate": accelerate, "transformers": transformers, "trl": trl, "vllm": vllm}
+LIBRARIES = {"transformers": transformers, "trl": trl, "vllm": vllm}
 
 
 def entries(table):
@@ -97,7 +97,7 @@ def test_metrics_and_endpoints_keep_their_names(path, strings):
     assert not [each for each in strings if f'"{each}"' not in text], f"{path} no longer says these"
 
 
-@pytest.mark.parametrize("name", ["accelerate", "transformers", "trl"])
+@pytest.mark.parametrize("name", ["transformers", "trl"])
 def test_the_version_that_was_read_is_the_installed_one(name):
     assert version(name) == LIBRARIES[name].VERSION
 

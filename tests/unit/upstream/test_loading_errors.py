@@ -3,7 +3,7 @@
 import pytest
 
 from grpo_cli.errors import SetupError
-from grpo_cli.loading_errors import explain_loading
+from grpo_cli.upstream.transformers import explain_loading
 
 safetensors = pytest.importorskip("safetensors")
 

@@ -9,13 +9,13 @@ import torch
 from peft.tuners.lora import LoraLayer
 from transformers import AttentionInterface
 
+from grpo_cli.fast.decoding import without_wrapper
 from grpo_cli.models.loading import (
     add_adapters,
     load_config,
     pick_class,
     pick_dtype,
     refused_config,
-    without_wrapper,
 )
 from grpo_cli.recipe.model import ModelConfig
 
