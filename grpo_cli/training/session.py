@@ -116,7 +116,7 @@ class Session:
 
     @cached_property
     def resumption(self) -> dict[str, Any]:
-        """What this attempt resumes from; empty if it starts from the beginning."""
+        """The checkpoint that this attempt resumes from; empty if it starts from the beginning."""
         return self.folder.read_resumption()
 
     @cached_property
