@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.text import Text
 
-from grpo_cli.runs.metrics import PHASES, STAGES, STEP, Step, read_error_shares, read_rewards
+from grpo_cli.runs.metrics import (
+    PHASES,
+    STAGES,
+    STEP,
+    Step,
+    read_error_shares,
+    read_numbers,
+    read_rewards,
+)
 from grpo_cli.units import count_noun, format_duration, format_value
 
 if TYPE_CHECKING:
@@ -148,7 +156,9 @@ def _say_measurement(record: Mapping[str, Any]) -> str:
 
 def _say_warmup(record: Mapping[str, Any]) -> str:
     losses = (("loss", "loss"), ("eval_loss", "held-out loss"))
-    said = "  ".join(f"{what} {record[name]:.3f}" for name, what in losses if name in record)
+    said = "  ".join(
+        f"{what} {format_value(record[name])}" for name, what in losses if name in record
+    )
     return f"warm-up step {record['warmup_step']}/{record['total_steps']}  {said}"
 
 
@@ -159,7 +169,7 @@ def _say_evaluation(record: Mapping[str, Any]) -> str | None:
         sampled = f", sampled {sampling}" if sampling else ""
         said.append(f"eval reward {record['eval_reward']:.3f}{sampled}")
     if record.get("eval_ranking") is not None:
-        gap = format_value(record["eval_likelihood_gap"], "+")
+        gap = format_value(record.get("eval_likelihood_gap"), "+")
         said.append(f"pairs ranked right {record['eval_ranking']:.3f}  likelihood gap {gap}")
     failed = read_error_shares(record, "eval_").items()
     said += [f"failed {name} {share:.0%}" for name, share in failed]
@@ -187,7 +197,7 @@ _WORDS: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
     ),
     "measure": _say_measurement,
     "warmup": _say_warmup,
-    "eval": _say_evaluation,
+    "eval": lambda record: _say_evaluation(read_numbers(record)),
     "server": lambda record: (
         f"step {record['step']}  the vLLM server is back, and gets the weights again"
     ),

@@ -46,7 +46,7 @@ Manifest = _record(
         _Dict,
     ],
     code=Annotated[dict[str, str], _Dict],
-    fast=dict[str, Any],
+    fast=_record(left_off=dict[str, str]),
     model=str | None,
     adapter=str | None,
     teacher=str | None,
@@ -89,7 +89,7 @@ MetricRecord = _record(
 
 _MEASUREMENT = {
     "held_out": str,
-    "prompts": int,
+    "prompts": Annotated[int, Field(ge=0)],
     "completions": int,
     "failures": dict[str, int],
     "timeouts": dict[str, int],
@@ -97,6 +97,7 @@ _MEASUREMENT = {
     "rewards": Scores,
     "accuracy": Scores,
     "logged": Scores,
+    "sources": dict[str, Scores],
     "completion_length": float | None,
     "clipped": float | None,
     "likelihood_gap": float | None,

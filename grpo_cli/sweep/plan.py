@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from pathlib import Path
-from typing import NotRequired
+from typing import Annotated, NotRequired
 
+from pydantic import Field
 from typing_extensions import TypedDict
 
 from grpo_cli.checks.recipe import CheckedRecipe
@@ -42,7 +43,7 @@ class SweepRequest:
     """Where the command was given: paths in `--set` are relative to it."""
     overrides: tuple[str, ...]
     grid: tuple[str, ...]
-    seeds: tuple[int, ...]
+    seeds: Annotated[tuple[int, ...], Field(min_length=1)]
     probe: bool = True
     """Whether the first run of each cell is probed."""
 
@@ -312,11 +313,15 @@ def plan_sweep(folder: Path, request: SweepRequest, recipe: Recipe) -> Sweep:
 
 def read_sweep(path: Path) -> Sweep:
     """Read a sweep from its folder; raises `UsageError` if it is none, or its `sweep.json` is damaged."""
-    fix = f"name a folder of runs/NAME/{SWEEPS}/, or latest"
-    if (written := read_file(path / "sweep.json", _Written, fix=fix)) is None:
+    again = "start the sweep again, without --resume; the runs stay as they are"
+    if (written := read_file(path / "sweep.json", _Written, fix=again)) is None:
+        fix = f"name a folder of runs/NAME/{SWEEPS}/, or latest"
         raise UsageError(f"{path} is not a sweep: it has no sweep.json", fix)
-    folder, job = Path(os.path.abspath(path)), written.get("job")
-    return Sweep(folder, written["request"], written["resolved"], written["cells"], job)
+    folder, request = Path(os.path.abspath(path)), written["request"]
+    if not os.path.isdir(request.cwd):
+        gone = f"{request.cwd}, the folder in which the sweep was started, does not exist"
+        raise UsageError(gone, f"move it back, or {again}")
+    return Sweep(folder, request, written["resolved"], written["cells"], written.get("job"))
 
 
 def find_sweep(root: Path, name: str, recipe: str = "*") -> Sweep:

@@ -10,15 +10,20 @@ import pytest
 from rich.console import Console
 
 from grpo_cli.cli.app import make_app, run_guarded
+from grpo_cli.errors import ProblemsError, UsageError
 from grpo_cli.launch.plan import plan_launch
 from grpo_cli.launch.resume import begin_attempt, is_finished, plan_resumption
 from grpo_cli.machine import Hardware
+from grpo_cli.recipe.loading import load_recipe
 from grpo_cli.report.follower import Follower
 from grpo_cli.report.live import PlainView
 from grpo_cli.runs.checkpoints import restore
 from grpo_cli.runs.folder import RunFolder
+from grpo_cli.sweep.plan import SweepRequest, create_sweep, read_sweep
+from grpo_cli.sweep.run import check_sweep
 from tests.integration.conftest import Workshop
 from tests.nightly import nightly, scale
+from tests.recipe_texts import write_recipe
 
 FILES = ["status.json", "eval/before.json", "completions/rank_0.jsonl"]
 MORE_FILES = """
@@ -110,6 +115,11 @@ def list_damages(file: Path) -> list[tuple[str, bytes | None]]:
     return damages
 
 
+def write(file: Path, data: bytes | None) -> None:
+    file.rmdir() if file.is_dir() else file.unlink()
+    file.mkdir() if data is None else file.write_bytes(data)
+
+
 def resume(bad: Path) -> None:
     """Do what `grpo train --resume-from` does with the folder before it starts a process."""
     run = RunFolder(bad)
@@ -136,8 +146,7 @@ def test_no_command_ends_in_a_traceback(name, runs, tmp_path, monkeypatch, capsy
     bad, kept = tmp_path / "runs" / "tiny" / "bad", runs / "runs" / "tiny" / "bad"
     damages, used = list_damages(bad / name), set()
     for at, (damage, data) in enumerate(damages[:: scale(len(damages) // 3, 1)]):
-        (bad / name).unlink()
-        (bad / name).mkdir() if data is None else (bad / name).write_bytes(data)
+        write(bad / name, data)
         for command in ["runs list", *COMMANDS[at % 4 + 1 :: 4]]:
             code = run_guarded(lambda given=command: perform(given, bad))
             output = capsys.readouterr()
@@ -148,3 +157,24 @@ def test_no_command_ends_in_a_traceback(name, runs, tmp_path, monkeypatch, capsy
         shutil.rmtree(bad)
         shutil.copytree(kept, bad)
     assert len(used) > len(COMMANDS) / 2
+
+
+def test_a_damaged_sweep_is_one_message(tmp_path):
+    recipe = load_recipe(path := write_recipe(tmp_path))
+    grid = ("training.learning_rate=1e-6,1e-5",)
+    request = SweepRequest(str(path), str(tmp_path), (), grid, (1, 2))
+    folder = create_sweep(tmp_path / "runs", request, recipe).folder
+    file, refused = folder / "sweep.json", {}
+    assert read_sweep(folder).request == request
+    damages = [each for each in list_damages(file) if "resolved', " not in each[0]]
+    for damage, data in damages:
+        write(file, data)
+        try:
+            check_sweep(read_sweep(folder).request, None) if "request" in damage else read_sweep(
+                folder
+            )
+        except (UsageError, ProblemsError) as error:
+            refused[damage] = str(error)
+    assert {"('request', 'cwd') = x", "('request', 'seeds') = []"} < refused.keys()
+    assert all("Fix:" in message for message in refused.values())
+    assert len(refused) > len(damages) / 2

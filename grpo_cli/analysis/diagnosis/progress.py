@@ -132,9 +132,10 @@ def _held_out(history: History) -> Change | None:
         return Change(first[0], fmean(recent[-2:]), jump / SURE)
     before, after = (history.metrics.measured.get(when, {}) for when in ("before", "after"))
     spread = history.last("reward_std") + history.first("reward_std", NOW)
-    if None in (before.get("reward"), after.get("reward")) or not spread:
+    prompts = before.get("prompts")
+    if None in (before.get("reward"), after.get("reward")) or not spread or not prompts:
         return None
-    return Change(before["reward"], after["reward"], max(spread) / sqrt(before["prompts"]))
+    return Change(before["reward"], after["reward"], max(spread) / sqrt(prompts))
 
 
 @Rule(

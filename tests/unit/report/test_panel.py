@@ -248,6 +248,9 @@ def test_lines_of_held_out_results_say_how_answers_were_drawn():
     evaluated = {"event": "eval", "step": 4, "eval_reward": 0.19}
     assert format_event(evaluated, 0.9) == "step 4 eval reward 0.190, sampled at temperature 0.9"
     assert format_event(evaluated) == "step 4 eval reward 0.190"
+    assert format_event({**evaluated, "eval_reward": "x"}) is None
+    warmup = {"event": "warmup", "warmup_step": 1, "total_steps": 2, "loss": None}
+    assert format_event(warmup) == "warm-up step 1/2 loss –"
 
 
 @pytest.mark.parametrize("state", ["completed", "running"])
