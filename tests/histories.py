@@ -39,10 +39,10 @@ def make_history(series, recipe=None, before=None, after=None, **fields) -> Hist
     history = History(recipe or make_recipe(), **fields)
     for when, measured in (("before", before), ("after", after)):
         if measured:
-            history.metrics.add({"event": "measure", "when": when, **measured})
+            history.metrics.extend([{"event": "measure", "when": when, **measured}])
     for step in range(1, max(map(len, series.values())) + 1):
         values = {name: values[step - 1] for name, values in series.items() if len(values) >= step}
-        history.metrics.add({"event": "train", "step": step, **values})
+        history.metrics.extend([{"event": "train", "step": step, **values}])
     return history
 
 
@@ -68,7 +68,7 @@ def watch_recorded(name: str):
     recipe, records = read_recorded(name)
     history, symptoms = History(recipe), {}
     for record in records:
-        history.metrics.add(record)
+        history.metrics.extend([record])
         for symptom in diagnose(history):
             symptoms.setdefault(symptom.rule, symptom)
     return history, list(symptoms.values())

@@ -133,15 +133,15 @@ def damaged(path: Path, error: OSError | ValueError, fix: str) -> UsageError:
         seen = (error.strerror or str(error)).lower()
     elif details := getattr(error, "errors", None):
         first = details(include_url=False)[0]
-        where = ".".join(map(str, first["loc"]))
+        where = f"`{'.'.join(map(str, first['loc']))}`" if first["loc"] else "it"
         value = json.dumps(first["input"], default=str, ensure_ascii=False)
         value = value if len(value) <= _LONGEST_VALUE else f"{value[:_LONGEST_VALUE]}…"
         should = first["msg"].removeprefix("Input ").removeprefix("Value error, ")
-        seen = f"{f'`{where}`' if where else 'it'} is {value}; it {should}"
+        seen = f"{where} is {value}; it {should}"
         if first["type"] == "dict_type":
-            seen = f"{f'`{where}`' if where else 'it'} is {value}, not an object"
+            seen = f"{where} is {value}, not an object"
         elif first["type"] == "missing":
-            seen = f"`{where}` is missing"
+            seen = f"{where} is missing"
     return UsageError(f"{path} is damaged: {seen}", fix)
 
 

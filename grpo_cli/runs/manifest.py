@@ -36,7 +36,9 @@ def describe_origin(argv: list[str], recipe_path: Path, seed: int) -> dict[str, 
             "platform": platform.platform(),
             "machine": platform.machine(),
             "cpus": len(usable_cpus()),
-            "memory_gib": _memory_gib(),
+            "memory_gib": round(
+                os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1
+            ),
         },
         "executable": sys.executable,
     }
@@ -60,11 +62,4 @@ def _read_git(folder: Path) -> dict[str, Any] | None:
     try:
         return {"revision": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain"))}
     except (OSError, subprocess.SubprocessError):
-        return None
-
-
-def _memory_gib() -> float | None:
-    try:
-        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
-    except (ValueError, OSError, AttributeError):
         return None

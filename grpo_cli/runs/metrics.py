@@ -67,10 +67,6 @@ Reader = Callable[[Any], dict[str, Any] | None]
 """Checks a parsed line; returns None if it is damaged."""
 
 
-def _as_object(value: Any) -> dict[str, Any] | None:
-    return value if isinstance(value, dict) else None
-
-
 def parse_records(lines: Iterable[bytes], reader: Reader) -> Iterator[dict[str, Any]]:
     """Yield the records of some lines; passes over damaged ones, such as those that a killed process left torn."""
     for line in lines:
@@ -101,7 +97,7 @@ class RecordTail:
     def __init__(
         self,
         path: Path,
-        reader: Reader = _as_object,
+        reader: Reader = lambda value: value if isinstance(value, dict) else None,
         *,
         last_bytes: int | None = None,
         skims: bool = False,
@@ -250,10 +246,6 @@ class Metrics:
         self._steps[self._converted :] = map(read_numbers, self._steps[self._converted :])
         self._converted = len(self._steps)
         return self._steps
-
-    def add(self, record: dict[str, Any]) -> None:
-        """Add one record."""
-        self.extend([record])
 
     def extend(self, records: Iterable[dict[str, Any]]) -> None:
         """Add records of training, evaluation, warm-up and measurement; others are passed over."""

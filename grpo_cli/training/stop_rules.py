@@ -34,7 +34,7 @@ class StopRules:
     def add(self, record: dict[str, Any]) -> None:
         """Take a record of `metrics.jsonl`."""
         self._records += record["event"] == "train"
-        self._history.metrics.add(record)
+        self._history.metrics.extend([record])
 
     def apply(self) -> bool:
         """Return whether a rule ends the training; all processes take part.

@@ -81,7 +81,7 @@ def test_the_ends_of_a_file_are_those_that_a_summary_averages(tmp_path):
         append_record(path, {"event": "train", "step": step, **values})
         append_record(path, {"event": "eval", "step": step, "eval_reward": 1.0})
     for record in RecordTail(path).read_new():
-        metrics.add(record)
+        metrics.extend([record])
     rewards = metrics.values("reward")
     width = count_averaged(len(rewards))
     assert read_reward_ends(path) == (rewards[:width], rewards[-width:], False)

@@ -77,7 +77,7 @@ def test_windows_of_a_metric_hold_its_numbers():
     metrics = Metrics()
     for step in range(10, 100, 10):
         value = None if step == 30 else step / 10
-        metrics.add({"event": "train", "step": step, "reward": value})
+        metrics.extend([{"event": "train", "step": step, "reward": value}])
     assert metrics.window("reward", 45, 2) == [(30, None), (40, 4)]
     assert metrics.values("kl") == []
 
@@ -229,7 +229,7 @@ def test_records_in_blocks_are_as_records_one_by_one():
     whole, one_by_one = Metrics(), Metrics()
     whole.extend(records * 1500)
     for record in records * 1500:
-        one_by_one.add(record)
+        one_by_one.extend([record])
     assert whole == one_by_one
     assert whole.steps == one_by_one.steps
     assert whole.series.keys() == {"reward", "loss", "eval_reward", "late"}

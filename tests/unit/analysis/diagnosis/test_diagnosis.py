@@ -52,7 +52,7 @@ def test_a_symptom_arises_with_the_record_that_fills_its_window():
     history, first = History(make_recipe()), {}
     for step in range(1, 40):
         cut = 0.2 if step < 15 else 0.9
-        history.metrics.add({"event": "train", "step": step, "completions/clipped_ratio": cut})
+        history.metrics.extend([{"event": "train", "step": step, "completions/clipped_ratio": cut}])
         for each in diagnose(history):
             first.setdefault(each.rule, step)
     # Seven of the last ten; the share rises until the window is full of it.
