@@ -1,4 +1,4 @@
-"""Imports of the user's files that cannot be found, told without importing anything."""
+"""Imports of the user's files that cannot be found, reported without importing anything."""
 
 import ast
 import importlib.util

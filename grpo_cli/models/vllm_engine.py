@@ -31,7 +31,7 @@ def processor_settings(model: ModelConfig, *, has_images: bool) -> dict[str, Any
 def pick_dtype(recipe: Recipe, device: Device) -> str | None:
     """Return the precision to sample in: that which training computes in; None leaves it to the weights.
 
-    On a GPU that is the autocast's, bf16 unless told otherwise, whatever the weights are in.
+    On a GPU that is the autocast's, bf16 unless set otherwise, whatever the weights are in.
     """
     mixed = recipe.training.mixed_precision(cpu=False) if device == "cuda" else "no"
     if mixed != "no":

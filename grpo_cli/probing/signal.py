@@ -178,7 +178,7 @@ def _judge(signal: Signal, lengths: Lengths, *, masked: bool, room: int | None) 
     if lengths.clipped >= CLIPPED:
         yield _explain_clipping(lengths, signal.frac_reward_zero_std, masked=masked, room=room)
     if lengths.clipped >= MOSTLY_CLIPPED and signal.frac_reward_zero_std >= WEAK:
-        # Nearly all are cut off: nothing else can be told from them.
+        # Nearly all are cut off: they show nothing else.
         return
     if signal.frac_reward_zero_std >= WEAK:
         yield _explain_silence(signal)

@@ -254,7 +254,7 @@ _CLOSED: dict[str, type[BaseModel]] = {
     "model": ModelConfig,
     "model.adapter": AdapterConfig,
 }
-"""Other sections, whose keys are told from those of all others."""
+"""Other sections, whose keys are distinguished from those of all others."""
 
 
 @cache

@@ -217,7 +217,7 @@ def _draw_sample(
 
 
 def _draw_answer(group: Mapping[str, Any], console: Console, width: int) -> list[Text]:
-    """Draw what the model wrote; of an episode also what it was told, dimmed."""
+    """Draw what the model wrote; of an episode also the messages it got, dimmed."""
     if not group.get("messages"):
         return _wrap(f"« {group['completions'][0]}", console, width)
     lines = []

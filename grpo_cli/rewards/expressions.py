@@ -142,7 +142,7 @@ def _is_same(gold: Any, answer: Any) -> bool:
 
 
 def _is_same_anywhere(gold: Any, answer: Any) -> bool:
-    """Return whether two terms have the same value for a value of their variables; True if that cannot be told."""
+    """Return whether two terms have the same value for a value of their variables; True if that is unknown."""
     from sympy import Expr, Rational
 
     variables: set[Any] = getattr(gold, "free_symbols", set())

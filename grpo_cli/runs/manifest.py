@@ -29,7 +29,7 @@ def describe_origin(argv: list[str], recipe_path: Path, seed: int) -> dict[str, 
         "recipe": str(path),
         "seed": seed,
         "python": platform.python_version(),
-        "versions": {name: _read_version(name) for name in _PACKAGES},
+        "versions": {name: read_version(name) for name in _PACKAGES},
         "git": _read_git(path.parent),
         "hardware": {
             "host": platform.node(),
@@ -44,7 +44,8 @@ def describe_origin(argv: list[str], recipe_path: Path, seed: int) -> dict[str, 
     }
 
 
-def _read_version(name: str) -> str | None:
+def read_version(name: str) -> str | None:
+    """Return the version of an installed package; None if there is none."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

@@ -190,7 +190,7 @@ def is_words(text: str) -> bool:
 
 
 def _is_prose(text: str) -> bool:
-    """Sentences must be told apart: math-verify would read one as a product of its letters."""
+    """Sentences must be recognized: math-verify would read one as a product of its letters."""
     words = _WORD.findall(text)
     return len([word for word in words if word.lower() not in _FUNCTIONS]) > 1
 
