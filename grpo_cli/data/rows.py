@@ -310,7 +310,7 @@ REASONS = {
     "no_match": "in which a pattern of `dataset.columns` finds nothing",
     "too_long": "longer than `max_prompt_length`",
 }
-"""Why rows are dropped: key of the counts → how it is told."""
+"""Why rows are dropped: key of the counts → how it is reported."""
 _MOST_TOO_LONG = 0.1
 """Share of rows from which on a limit of length is worth a warning."""
 Dropped = Mapping[str, Mapping[str, int]]
