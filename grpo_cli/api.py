@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from grpo_cli.checks.recipe import CheckedRecipe
     from grpo_cli.eval.request import BackendChoice, Split
     from grpo_cli.exporting.request import Format, GgufType, Precision
-    from grpo_cli.probing.procedure import Probe
+    from grpo_cli.probing.session import Probe
     from grpo_cli.recipe.recipe import Recipe
     from grpo_cli.runs.run import Run
 

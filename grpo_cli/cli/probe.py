@@ -17,7 +17,7 @@ from grpo_cli.units import count_noun, format_bytes, format_duration
 
 if TYPE_CHECKING:
     from grpo_cli.analysis.samples import ScoredCompletion
-    from grpo_cli.probing.procedure import Probe
+    from grpo_cli.probing.session import Probe
 
 
 def probe(

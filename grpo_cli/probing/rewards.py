@@ -7,7 +7,7 @@ from functools import wraps
 from itertools import islice
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from grpo_cli.analysis.samples import score_samples
 from grpo_cli.data.rows import suggest
@@ -16,6 +16,7 @@ from grpo_cli.errors import RewardError
 from grpo_cli.issues import Issue
 from grpo_cli.machine import pick_device
 from grpo_cli.probing import prompts
+from grpo_cli.probing.session import HangError, Session
 from grpo_cli.reward_test.findings import LONGEST_GOLD
 from grpo_cli.reward_test.testing import try_rewards
 from grpo_cli.rewards.building import build_rewards, reward_context
@@ -23,9 +24,6 @@ from grpo_cli.rewards.contract import Batch, DescribedError, Score
 from grpo_cli.rewards.scoring import Reward, has_state, read_state, reward_columns
 from grpo_cli.units import count_noun
 from grpo_cli.user_code import time_limit
-
-if TYPE_CHECKING:
-    from grpo_cli.probing.procedure import Session
 
 _QUICK_S = 10.0
 """Seconds that rewards may take in the quick probe, which every training waits for."""
@@ -39,15 +37,7 @@ _ENDPOINT_S = 5.0
 """Seconds that a judge's endpoint gets to answer."""
 
 
-class HangError(BaseException):
-    """A function of the user's hangs; no `except Exception` or `on_error` takes it for a failed completion."""
-
-    def __init__(self, issue: Issue) -> None:
-        self.issue = issue
-        super().__init__(str(issue))
-
-
-def check_rewards(session: "Session", *, costly: bool) -> None:
+def check_rewards(session: Session, *, costly: bool) -> None:
     """Try the rewards on answers nobody sampled; a reward that fails is a finding, not the end."""
     session.tell("loading the rewards")
     recipe, failure = session.recipe, "rewards: failure"
@@ -153,9 +143,7 @@ def _check_judge_model(reward: Reward, response: Any, path: str) -> Iterator[Iss
         yield Issue(seen, fix, at, level="warning", subject=subject, why=why)
 
 
-def _score_group(
-    session: "Session", rewards: Sequence[Reward], places: Sequence[int]
-) -> list[Issue]:
+def _score_group(session: Session, rewards: Sequence[Reward], places: Sequence[int]) -> list[Issue]:
     """Score a group of plain answers as training will; find rewards that score it otherwise beside another.
 
     Raises:
@@ -206,7 +194,7 @@ def _score_group(
 
 
 def _write_answers(
-    session: "Session", rewards: Sequence[Reward], place: int, count: int, more: str
+    session: Session, rewards: Sequence[Reward], place: int, count: int, more: str
 ) -> list[str]:
     """Return plain answers to a row; the first has what the row's columns tell the rewards."""
     row = session.data.train[place]
@@ -242,7 +230,7 @@ def _find_batch_fault(
     return None
 
 
-def _trial_rows(session: "Session", places: Sequence[int] | None = None) -> Any:
+def _trial_rows(session: Session, places: Sequence[int] | None = None) -> Any:
     """Return rows for answers that nobody sampled; all by default."""
     train = session.data.train if places is None else session.data.train.select(places)
     if not session.recipe.has_episodes:
@@ -250,7 +238,7 @@ def _trial_rows(session: "Session", places: Sequence[int] | None = None) -> Any:
     return add_empty_records(train, has_images=session.recipe.has_images)
 
 
-def _check_opening(session: "Session") -> Iterable[Issue]:
+def _check_opening(session: Session) -> Iterable[Issue]:
     if session.probe.prompts is None:
         return []
     first = reward_columns(_trial_rows(session, [0]), session.rewards)
@@ -259,7 +247,7 @@ def _check_opening(session: "Session") -> Iterable[Issue]:
     return prompts.check_opening(rendered, session.rewards, row, session.encode)
 
 
-def _try_rewards(session: "Session", budget_s: float | None) -> None:
+def _try_rewards(session: Session, budget_s: float | None) -> None:
     if all(reward.meta.needs_episode for reward in session.rewards):
         return
     trial = try_rewards(

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from grpo_cli.batch.plan import batch_inputs, plan_batch
 from grpo_cli.data.mixing import spread_rows
@@ -28,6 +28,7 @@ from grpo_cli.probing.memory import (
     warmup_inputs,
 )
 from grpo_cli.probing.rewards import check_rewards
+from grpo_cli.probing.session import Session
 from grpo_cli.probing.signal import CLIPPED, DEAD, WEAK
 from grpo_cli.recipe.dataset import IMAGES
 from grpo_cli.recipe.model import ModelConfig
@@ -36,9 +37,6 @@ from grpo_cli.rewards.building import right_answers
 from grpo_cli.rewards.contract import text_of
 from grpo_cli.rewards.scoring import Condition
 from grpo_cli.units import count_noun, spread
-
-if TYPE_CHECKING:
-    from grpo_cli.probing.procedure import Session
 
 _FEW_GENERATED = 20
 """Distinct questions of a generated dataset up to which it is too small."""
@@ -56,7 +54,7 @@ _SHOWN_LENGTH = 10_000
 """Characters of a rendered prompt that are kept."""
 
 
-def check_statically(session: "Session", runs: Path, *, costly: bool) -> None:
+def check_statically(session: Session, runs: Path, *, costly: bool) -> None:
     """Check settings, data, prompts, rewards, memory and disk; `costly` rewards are tried only on request.
 
     Raises:
@@ -81,7 +79,7 @@ def check_statically(session: "Session", runs: Path, *, costly: bool) -> None:
 # --- data and prompts --------------------------------------------------------------------------
 
 
-def _load_data(session: "Session") -> None:
+def _load_data(session: Session) -> None:
     from grpo_cli.data.build import build_datasets
     from grpo_cli.fast.tokens import count_prompt_tokens
     from grpo_cli.models.loading import check_weights, load_config
@@ -127,7 +125,7 @@ def _load_data(session: "Session") -> None:
     session.add(_check_samples(session))
 
 
-def _check_rows(session: "Session") -> Iterator[Issue]:
+def _check_rows(session: Session) -> Iterator[Issue]:
     """Find rows that are dropped, or are in the data more than once."""
     train, recipe = session.data.train, session.recipe
     yield from check_dropped(session.data.report.dropped)
@@ -148,7 +146,7 @@ def _check_rows(session: "Session") -> Iterator[Issue]:
         yield Issue(seen, fix, "dataset", level="warning", subject="data: rows", why=why)
 
 
-def _check_conditions(session: "Session") -> Iterator[Issue]:
+def _check_conditions(session: Session) -> Iterator[Issue]:
     """Find tools and environments whose `when` holds for no row."""
     from grpo_cli.data.table import list_rows
 
@@ -164,7 +162,7 @@ def _check_conditions(session: "Session") -> Iterator[Issue]:
                 yield unmet_condition(condition, rows[:], len(train), path)
 
 
-def _check_samples(session: "Session") -> Iterator[Issue]:
+def _check_samples(session: Session) -> Iterator[Issue]:
     """Say of how many rows samples from before tell how difficult they are.
 
     Raises:
@@ -184,7 +182,7 @@ def _check_samples(session: "Session") -> Iterator[Issue]:
         yield Issue(seen, fix, path, level="note", subject=subject, why=why)
 
 
-def _check_scored(session: "Session") -> Iterator[Issue]:
+def _check_scored(session: Session) -> Iterator[Issue]:
     """Find scored responses that cannot teach anything, or are longer than training takes."""
     groups = session.data.report.groups
     share = groups.equal / groups.prompts
@@ -212,7 +210,7 @@ def _check_scored(session: "Session") -> Iterator[Issue]:
         )
 
 
-def _check_prompts(session: "Session") -> None:
+def _check_prompts(session: Session) -> None:
     from grpo_cli.data.table import list_rows
     from grpo_cli.fast.completions import declared_eos_token_ids
     from grpo_cli.models.loading import load_generation_config
@@ -266,7 +264,7 @@ def _context_of(model: ModelConfig) -> int | None:
     return getattr(load_config(model).get_text_config(), "max_position_embeddings", None)
 
 
-def _choose_places(session: "Session") -> list[int]:
+def _choose_places(session: Session) -> list[int]:
     """Return rows spread evenly over the data, and those with the longest prompts.
 
     Where an environment begins an episode in each row, they are few.
@@ -281,7 +279,7 @@ def _choose_places(session: "Session") -> list[int]:
 
 
 def _read_prompts(
-    session: "Session", places: Sequence[int]
+    session: Session, places: Sequence[int]
 ) -> tuple[list[Any], list[str], list[int]]:
     """Return the prompts of some rows, these as the model reads them, and their tokens.
 
@@ -315,7 +313,7 @@ def _read_prompts(
 # --- memory and disk ---------------------------------------------------------------------------
 
 
-def _estimate(session: "Session", runs: Path) -> None:
+def _estimate(session: Session, runs: Path) -> None:
     """Estimate memory and disk; activations that cannot be counted are left out."""
     from grpo_cli.probing.counting import count_weight_bytes, read_shape
 
@@ -364,7 +362,7 @@ def _estimate(session: "Session", runs: Path) -> None:
     session.add(cost.judge_disk(disk, shutil.disk_usage(folder).free))
 
 
-def _process_most_images(session: "Session") -> Mapping[str, Any] | None:
+def _process_most_images(session: Session) -> Mapping[str, Any] | None:
     """Return what the processor makes of the images of a row with the most; None if none has any."""
     sample = session.probe.prompts
     rows = session.data.train.select(sample.places if sample else ())
@@ -376,7 +374,7 @@ def _process_most_images(session: "Session") -> Mapping[str, Any] | None:
     return {name: each for name, each in made.items() if hasattr(each, "nbytes")}
 
 
-def _longest_answer(session: "Session") -> int:
+def _longest_answer(session: Session) -> int:
     """Return the tokens of the longest answer of the warm-up; of a completion if the recipe does not say them."""
     from grpo_cli.fast.tokens import encode_answer
 

@@ -182,6 +182,7 @@ def test_an_evaluation_of_one_completion_a_prompt_has_no_share_of_silent_groups(
     )
     recipe = workshop.write(text)
     best = ("--set", "training.metric_for_best_model=eval_frac_reward_zero_std")
+    best += ("--set", "training.load_best_model_at_end=true")
     seen = workshop.grpo("check", recipe, *best).stderr
     assert "no evaluation logs `eval_frac_reward_zero_std`" in seen
     done = workshop.grpo("train", recipe)
