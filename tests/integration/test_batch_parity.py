@@ -114,7 +114,8 @@ def build(
     """The trainer of rank 0 as `inputs` ask for it; raises what the real one raises."""
     ManyProcessConfig.world = inputs.num_processes
     given = {**vars(inputs), "eval_strategy": "epoch" if inputs.evaluates else "no"}
-    ours = ("num_processes", "dataset_size", "evaluates", "eval_dataset_size", "max_resample")
+    sizes = ("dataset_size", "dataset_limit", "eval_dataset_size")
+    ours = ("num_processes", "evaluates", "max_resample", *sizes)
     args = ManyProcessConfig(
         output_dir=str(micro.folder),
         use_cpu=True,
