@@ -8,12 +8,7 @@ from typing import TYPE_CHECKING
 from grpo_cli.batch.plan import BatchInputs, BatchPlan, batch_inputs, plan_batch
 from grpo_cli.errors import RecipeError, UsageError, nearest
 from grpo_cli.issues import Issue, Location
-from grpo_cli.machine import (
-    Hardware,
-    processes_per_machine,
-    read_hardware,
-    resolve_num_processes,
-)
+from grpo_cli.machine import Hardware, processes_per_machine, read_hardware, resolve_num_processes
 
 if TYPE_CHECKING:
     from grpo_cli.checks.context import CheckContext

@@ -220,10 +220,7 @@ def _check_min_delta(recipe: Recipe, params: Mapping[int, RewardParams]) -> Iter
 
 def _check_same_metric(recipe: Recipe) -> Iterator[Issue]:
     """Find early stopping by another metric than the best model: transformers has one for both."""
-    stopping, best = (
-        recipe.training.early_stopping,
-        recipe.setting("metric_for_best_model"),
-    )
+    stopping, best = (recipe.training.early_stopping, recipe.setting("metric_for_best_model"))
     metric = stopping.metric if stopping else None
     if metric and best and metric.removeprefix("eval_") != str(best).removeprefix("eval_"):
         seen = f"`{metric}` is not `metric_for_best_model` (`{best}`), which early stopping watches"

@@ -6,13 +6,7 @@ from pathlib import Path
 
 from grpo_cli.checks.context import CheckContext
 from grpo_cli.checks.launch import has_module
-from grpo_cli.data.images import (
-    ImageError,
-    as_image,
-    check_image,
-    image_values,
-    is_stored_image,
-)
+from grpo_cli.data.images import ImageError, as_image, check_image, image_values, is_stored_image
 from grpo_cli.data.rows import Row, RowNames, columns_of
 from grpo_cli.errors import RecipeError, install_extra
 from grpo_cli.issues import Issue

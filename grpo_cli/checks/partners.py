@@ -159,11 +159,7 @@ PARTNERS = (
         "nothing looks for the best model",
         "set `training.load_best_model_at_end: true`",
     ),
-    Partner(
-        "off_policy_mask_threshold",
-        _is_off_policy,
-        *_ONCE,
-    ),
+    Partner("off_policy_mask_threshold", _is_off_policy, *_ONCE),
     _by_ratio("delta", *CLIPPED),
     _by_ratio("epsilon epsilon_high", *CLIPPED),
     _by_ratio("sapo_temperature_neg sapo_temperature_pos", "sapo"),

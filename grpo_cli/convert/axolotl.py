@@ -8,12 +8,7 @@ from pathlib import Path as FilePath
 from typing import Any
 
 from grpo_cli.convert import trl
-from grpo_cli.convert.datasets import (
-    NO_DATASET,
-    PROMPT_EXAMPLE,
-    take_entries,
-    take_held_out_share,
-)
+from grpo_cli.convert.datasets import NO_DATASET, PROMPT_EXAMPLE, take_entries, take_held_out_share
 from grpo_cli.convert.key_report import KeyReport, Table, find, read_keys, read_table
 from grpo_cli.convert.rewards import take_rewards
 from grpo_cli.recipe.explanation import Path
@@ -67,11 +62,7 @@ def _take_bf16(report: KeyReport, key: Path, value: Any) -> None:
         report.settle(key, "training.bf16", "TRL's default: bf16, unless fp16 is set")
 
 
-_MODEL: Table = {
-    **read_table("axolotl-model"),
-    "adapter": _take_adapter,
-    "bf16": _take_bf16,
-}
+_MODEL: Table = {**read_table("axolotl-model"), "adapter": _take_adapter, "bf16": _take_bf16}
 
 
 def _take_rows(report: KeyReport) -> None:

@@ -330,6 +330,10 @@ def _translate_script(script: Script, folders: tuple[Path, ...]) -> KeyReport:
         report.note(
             text, reader.places.get(name, report.tree.location), "the script has no such argument"
         )
+    for name in sorted(reader.own & reader.places.keys() - script.list_read_flags()):
+        text = f"--{name} {reader.flags[name]}"
+        reason = f"{script.find_reader(name)} reads it, and no setting of a recipe; write the value there"
+        report.note(text, reader.places.get(name, report.tree.location), reason)
     trl.convert_trl(report, folders, script.rewards)
     for target, (key, value, at) in script.extra.items():
         script.put(key, value, at)

@@ -17,12 +17,6 @@ from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.recipe.yaml_tree import Node, write_plain
 
 Dialect = Literal["trl", "open-r1", "axolotl", "ms-swift"]
-_TOOLS: dict[Dialect, str] = {
-    "trl": "TRL",
-    "open-r1": "open-r1",
-    "axolotl": "axolotl",
-    "ms-swift": "ms-swift",
-}
 CONVERTIBLE = (
     "name YAML or JSON of TRL, open-r1, axolotl or ms-swift (or say whose it is with "
     "--from trl|open-r1|axolotl|ms-swift), a Python script or notebook that makes a GRPOTrainer, or a shell "
@@ -60,7 +54,7 @@ class KeyReport:
         """Start with an empty recipe for a config; `signs` are the keys by which its tool was recognised."""
         self.source = self.tree = tree
         self.dialect, self.signs = dialect, signs
-        self.tool = _TOOLS[dialect]
+        self.tool = "TRL" if dialect == "trl" else dialect
         self.recipe: dict[str, Any] = {}
         self.comments: dict[str, str] = {}
         """Dotted key of the recipe → where its value came from."""

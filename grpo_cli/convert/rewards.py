@@ -38,10 +38,7 @@ _MODEL_KEY = "reward_model_name_or_path"
 
 
 def take_rewards(
-    report: KeyReport,
-    table: Rewards,
-    folders: tuple[FilePath, ...],
-    default: tuple[str, ...] = (),
+    report: KeyReport, table: Rewards, folders: tuple[FilePath, ...], default: tuple[str, ...] = ()
 ) -> None:
     """Take a list of reward functions and their weights; `table` has the tool's own names.
 

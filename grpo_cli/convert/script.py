@@ -12,7 +12,13 @@ from grpo_cli.convert.key_report import read_keys
 from grpo_cli.convert.rewards import TRL_REWARDS, Reward
 from grpo_cli.convert.script_account import ALL_SECTIONS, Bound
 from grpo_cli.convert.script_model import ScriptModel
-from grpo_cli.convert.script_parts import advice_for, find_other_package, find_target, kind_of
+from grpo_cli.convert.script_parts import (
+    advice_for,
+    find_other_package,
+    find_target,
+    kind_of,
+    role_of,
+)
 from grpo_cli.convert.script_values import (
     MISSING,
     TRAINER_PARAMETERS,
@@ -65,7 +71,8 @@ class Script(ScriptModel):
         for name, take in takers.items():
             if name in bound:
                 take(*bound[name])
-        self.take_tokenizers()
+        self.take_tokenizers(bound.get("processing_class", (None,))[0])
+        self._take_generation_config()
         self._take_objects(bound)
         if trainer is not None:
             at = bound.get("train_dataset", (None, trainer.node))
@@ -117,8 +124,9 @@ class Script(ScriptModel):
         for name in [each for each in bound if each not in TRAINER_PARAMETERS]:
             value, node = bound.pop(name)
             if name in ("*", "**"):
-                fix = "write the arguments that it gives GRPOTrainer"
-                self.leave("model", value, node, fix)
+                fix, rest = "write the arguments that it gives GRPOTrainer", rest_of(value)
+                for each in rest:
+                    self.leave("model", each, each.node if len(rest) > 1 else node, fix)
                 self.report.unread |= {*ALL_SECTIONS}
                 continue
             close = _NEAR.get(name) or nearest(name, TRAINER_PARAMETERS)
@@ -270,6 +278,30 @@ class Script(ScriptModel):
         self.leave("rewards", None, item.node, fix)
         return Reward(None, "is not a function at the top level of the script")
 
+    def _name_path(self, item: Value) -> str:
+        """Return how a recipe names a function or class of the script, or one that it imports."""
+        if isinstance(item, Object) and item.is_import:
+            return ":".join(item.name.lstrip(".").rpartition(".")[::2]).lstrip(":")
+        return f"{self.path}:{getattr(item.node, 'name', None) or code_of(item.node)}"
+
+    def _take_generation_config(self) -> None:
+        """Take what is set on the `generation_config` of the trainer; the one of the model is not used."""
+        for change in self.evaluator.assignments:
+            owner, name = (
+                change.owner,
+                change.name.replace("max_new_tokens", "max_completion_length"),
+            )
+            role, target = role_of(owner), find_target(name) or ""
+            is_config = isinstance(owner, Object) and owner.name == "generation_config"
+            if not is_config or role not in ("trainer", "model") or "generation." not in target:
+                continue
+            is_sure = role == "trainer" and change.condition in ("", self.condition)
+            is_vllm = self.report.get("use_vllm") or "generation.backend" in self.report.to_do
+            if is_sure and not is_vllm and plain(change.value) is not MISSING:
+                self.put(name, plain(change.value), change.node)
+                continue
+            self.leave(target, None, change.node, "write it if completions are to be sampled so")
+
     def _take_objects(self, bound: Bound) -> None:
         """Take, drop, or leave to the user the objects that `GRPOTrainer` gets."""
         for name, (value, node) in bound.items():
@@ -279,8 +311,7 @@ class Script(ScriptModel):
                 continue
             if name in _EPISODES:
                 key, kind = _EPISODES[name]
-                names = [getattr(each.node, "name", None) or code_of(each.node) for each in items]
-                entries = [f'{{kind: {kind}, path: "{self.path}:{each}"}}' for each in names]
+                entries = [f'{{kind: {kind}, path: "{self._name_path(each)}"}}' for each in items]
                 fix = f"write [{', '.join(entries)}], each with its own file"
                 self.leave(key, None, node, fix)
             elif name == "quantization_config":

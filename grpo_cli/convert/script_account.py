@@ -296,6 +296,8 @@ class ScriptAccount:
             and not isinstance(node, ast.Assign)
         ):
             node = next(each.node for each in value.parts if not is_unset(each))
+        if isinstance(value, Choice):
+            self._accounted.update(each.node for each in value.parts)
         target = target.removesuffix(".**").removesuffix(".*")
         example = ""
         about = describe(value, node) if plain(value) is MISSING else ""
@@ -326,7 +328,10 @@ class ScriptAccount:
             elif self.is_accounted(made.node):
                 continue
             elif role:
-                self._sweep_method(made, role)
+                root = root_of(made)
+                is_other = isinstance(root, Object) and kind_of(root) == "model" and bool(bound)
+                is_other = is_other and not {id(each) for each in reachable(root)} & reached
+                self._sweep_method(made, role, "it does not reach GRPOTrainer" * is_other)
             elif not {made.name.partition(".")[0], made.last_name} & harmless:
                 self._sweep_call(made, id(made) in reached)
         left = [each for each in self.evaluator.assignments if each.node not in self._accounted]
@@ -394,7 +399,7 @@ class ScriptAccount:
         else:
             self.drop_all(made.cls.name if made.cls else made.last_name, left, reason)
 
-    def _sweep_method(self, made: Object, role: str) -> None:
+    def _sweep_method(self, made: Object, role: str, other: str) -> None:
         name, code = made.last_name, code_of_call(made)
         if made.name in (*METHODS, "items", "keys", "values", "item", "tolist", "copy", "append"):
             return  # of a result
@@ -406,7 +411,8 @@ class ScriptAccount:
         if role == "config" and name not in reasons:
             self.leave_change(made)
         else:
-            self.drop(code, made.node, reasons.get(name, "recipes have no such step"))
+            reason = other or reasons.get(name, "recipes have no such step")
+            self.drop(code, made.node, reason)
 
     def _sweep_call(self, made: Object, is_reached: bool) -> None:
         """Name a call that gets a part of the training, and may change it."""
@@ -444,6 +450,28 @@ class ScriptAccount:
         value = change.value.node
         value = getattr(change.node, "value", value) if isinstance(value, ast.stmt) else value
         self.drop(f"{code_of(target)} = {code_of(value)}{where}", change.node, reason)
+
+    def list_read_flags(self) -> set[str]:
+        """Return the flags of the command line that what is in the report is computed from, or depends on."""
+        tests = [each.test for each in self.nodes if isinstance(each, ast.If | ast.IfExp)]
+        queue: list[ast.AST] = [*self._accounted, *tests]
+        seen = {*queue}
+        for node in queue:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                continue
+            values = [value.node for value in self.evaluator.values.get(node, ())]
+            for each in (*ast.iter_child_nodes(node), *values):
+                if each not in seen:
+                    seen.add(each)
+                    queue.append(each)
+        return {each.id[2:] for each in seen if isinstance(each, ast.Name) and each.id[:2] == "--"}
+
+    def find_reader(self, name: str) -> str:
+        """Return what reads a flag of the command line."""
+        for function in self.evaluator.functions:
+            if any(getattr(each, "attr", "") == name for each in ast.walk(function.node)):
+                return f"`{function.name}`"
+        return "the script itself"
 
     def _sweep_unread(self) -> None:
         """Name parts of a training in code that was not read, and settings that reach nothing that was."""

@@ -35,6 +35,8 @@ class CommandLine(Calls):
         self._knows_flags = flags is not None
         self.used: set[str] = set()
         """Arguments of the command line that the script has."""
+        self.own: set[str] = set()
+        """Those that it defines itself."""
 
     def parse(self, node: ast.AST, parser: Object, name: str, args: Arguments) -> Value | None:
         """Return what a parser of the command line returns, if this is one."""
@@ -65,13 +67,18 @@ class CommandLine(Calls):
                 default = preset.get(name, default)
             kind = args.get("type")
             kind_name = kind.name if isinstance(kind, Object) else ""
-            yield name, self._argument(made.node, name, default, kind_name)
+            texts = [plain(each) for each in args.values()]
+            written = next((each for each in texts if str(each).startswith("--")), f"--{name}")
+            yield name, self._argument(made.node, name, default, kind_name, written)
 
-    def _argument(self, node: ast.AST, name: str, default: Value | None, kind: str = "") -> Value:
+    def _argument(
+        self, node: ast.AST, name: str, default: Value | None, kind: str = "", written: str = ""
+    ) -> Value:
         flag = self.flags.get(name, MISSING)
         self.used.add(name)
         is_unset = name in self.flags and flag is MISSING
         if flag is not MISSING:
+            self.own.add(name)
             return literal(self._mark(node, name), str(flag) if kind == "str" else flag)
         value = default_of(default)
         if isinstance(value, str) and kind in ("int", "float"):
@@ -79,7 +86,7 @@ class CommandLine(Calls):
         if self._knows_flags and value is not MISSING and not is_unset:
             return literal(node, value)
         parts = (default if default is not None else Object(node),)
-        return Object(node, name=f"--{name}", parts=parts, default=value)
+        return Object(node, name=written or f"--{name}", parts=parts, default=value)
 
     def _mark(self, node: ast.AST, name: str) -> ast.AST:
         """Return the code of an argument of the command line, with the place where it is written."""

@@ -85,7 +85,7 @@ class Environment:
                 for target, key, before in undo.values():
                     put_back(target, key, before)
             signals.append(signal)
-            if signal is None:
+            if signal in (None, "loop"):  # a loop that it leaves goes on after it
                 ends.append((condition, after))
                 touched |= {place: each[:2] for place, each in undo.items()}
         for place, (target, key) in sorted(touched.items(), key=lambda each: each[1][1] != "rest"):

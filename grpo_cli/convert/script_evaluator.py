@@ -21,6 +21,7 @@ from grpo_cli.convert.script_values import (
     Value,
     choose,
     code_of,
+    is_unset,
     literal,
     negate,
     plain,
@@ -160,10 +161,16 @@ class Evaluator(CommandLine):
             if isinstance(before, Literal) and isinstance(before.data, int | float | str):
                 carried[name] = (before, Object(statement))
                 self.store(frame.names, name, carried[name][1])
+        names = {*frame.names}
         arms = [(f"in the loop of line {statement.lineno}", statement.body), ("", [])]
         self._loops += 1
         self._execute_arms(statement, arms, frame)
         self._loops -= 1
+        for name in frame.names.keys() - names:
+            # Its body is taken to run at least once.
+            options = getattr(frame.names[name], "options", ())
+            if kept := [pair for pair in options if not is_unset(pair[1])]:
+                self.store(frame.names, name, choose(statement, kept))
         for name, (before, unknown) in carried.items():
             value = frame.names[name]
             options = value.options if isinstance(value, Choice) else (("", value),)

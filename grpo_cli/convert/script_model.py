@@ -17,6 +17,7 @@ from grpo_cli.convert.script_values import (
     Value,
     code_of,
     describe_test,
+    merge,
     plain,
     reachable,
 )
@@ -27,14 +28,9 @@ _LORA = {**LORA_NAMES, **{name: name for name in LORA_ONLY}, "task_type": "lora_
 """Arguments of `LoraConfig` → the keys by which they are read here."""
 _LORA_DEFAULTS = {"r": 8, "lora_alpha": 8, "lora_dropout": 0.0}
 """Of `LoraConfig`; those of `trl grpo` and of recipes are others."""
-_UNSLOTH_LORA = {
-    "r": 16,
-    "lora_alpha": 16,
-    "lora_dropout": 0.0,
-    "target_modules": "q_proj k_proj v_proj o_proj gate_proj up_proj down_proj".split(),
-}
-"""Defaults of unsloth's `get_peft_model`."""
 _VISION = ("AutoModelForImageTextToText", "AutoModelForVision2Seq", "FastVisionModel")
+_PATHS = ("path", "model_name", "pretrained_model_name_or_path")
+"""Names of the first argument of `from_pretrained`."""
 _BITS = ("load_in_4bit", "load_in_8bit")
 _ONLY_VLLM = "only vLLM reads it here; see `dataset.max_prompt_length` and `generation.max_completion_length`"
 
@@ -70,7 +66,10 @@ class ScriptModel(ScriptRows):
             self.put(_LORA[name], defaults[name], made.node)
         bound |= self.changes_of((made,))
         checkpointing = bound.pop("use_gradient_checkpointing", None)
-        if checkpointing and "gradient_checkpointing" not in self.report.tree.value:
+        if checkpointing and "gradient_checkpointing" in self.report.tree.value:
+            reason = "`gradient_checkpointing` of the config is taken"
+            self.drop(f"{made.last_name}.use_gradient_checkpointing", checkpointing[1], reason)
+        elif checkpointing:
             is_on = plain(checkpointing[0]) is not False
             self.put("gradient_checkpointing", is_on, checkpointing[1])
         for name in bound.keys() & LORA_REFUSED.keys() - _LORA.keys():
@@ -88,25 +87,37 @@ class ScriptModel(ScriptRows):
             return
         self.name_part(value, "model")
         bases, passes = self.find(value, "model")
-        if len(bases) != 1:
+        for made in passes if bases else ():
+            self._take_wrapper(made, bases)
+        kinds = {("Peft" in made.name, "Fast" in made.name) for made in bases}
+        if len(kinds) != 1 or sum(not self.when(made) for made in bases) > 1:
             self.leave("model.path", value, node, "name the model")
             self.report.unread.add("model")
-            return
-        for made in passes:
-            self._take_wrapper(made, bases[0])
-        if "AutoPeft" in bases[0].name:
+        elif "AutoPeft" in bases[0].name and len(bases) == 1:
             self._take_adapter_folder(bases[0], ["model_id"])
         else:
-            self._take_pretrained(bases[0])
+            self._take_pretrained(self._join_branches(bases))
 
-    def _take_wrapper(self, made: Object, base: Object) -> None:
+    def _join_branches(self, bases: list[Object]) -> Object:
+        """Return the calls of several branches as one, with a choice of each argument that differs."""
+        if len(bases) == 1:
+            return bases[0]
+        options = []
+        for made in bases:
+            args = {name: value for name, (value, _) in self.bind(made, _PATHS[:1]).items()}
+            path = next((args.pop(name) for name in _PATHS if name in args), Object(made.node))
+            options.append((self.when(made), {_PATHS[0]: path, **args}))
+            self.account(made.node, inside=True)
+        return Object(bases[0].node, bases[0].name, args=merge(bases[0].node, options))
+
+    def _take_wrapper(self, made: Object, bases: list[Object]) -> None:
         """Take a call that a model passes through on its way to the trainer."""
         test = self.when(made)
         when = f"only {describe_test(test)}: " if test else ""
         name = made.last_name
         self.account(made.node)
         if name == "get_peft_model":
-            self._take_peft(made, base)
+            self._take_peft(made, bases)
             if when:
                 text = f"makes it only {describe_test(test)}; remove it otherwise"
                 self.report.add_to_do("model.lora", f"{self.locate(made.node)} {text}")
@@ -122,15 +133,15 @@ class ScriptModel(ScriptRows):
             reason = reasons.get(name, "what it does to the model is not read")
             self.drop(code_of_call(made), made.node, f"{when}{reason}")
 
-    def _take_peft(self, made: Object, base: Object) -> None:
+    def _take_peft(self, made: Object, bases: list[Object]) -> None:
         bound = self.bind(made, ["model", "peft_config"])
-        bound = {name: each for name, each in bound.items() if base not in reachable(each[0])}
+        bound = {name: each for name, each in bound.items() if not {*bases} & {*reachable(each[0])}}
         config = bound.pop("peft_config", None)
         if config is not None:
             self.take_adapter(*config)
             self.drop_all("get_peft_model", bound, "not an argument of peft's `get_peft_model`")
         elif bound:
-            self._take_lora(made, bound, _UNSLOTH_LORA)
+            self._take_lora(made, bound, read_keys("unsloth-lora-defaults"))
         else:
             self.leave("model.lora", None, made.node)
 
@@ -148,9 +159,8 @@ class ScriptModel(ScriptRows):
 
     def _take_pretrained(self, made: Object) -> None:
         """Take `from_pretrained(…)`; its default precision is the checkpoint's."""
-        bound = self.bind(made, ["path"])
-        names = ("path", "model_name", "pretrained_model_name_or_path")
-        path, node = next((bound.pop(name) for name in names if name in bound), (None, made.node))
+        bound = self.bind(made, _PATHS[:1])
+        path, node = next((bound.pop(name) for name in _PATHS if name in bound), (None, made.node))
         if isinstance(plain(path), str):
             self.put("model_name_or_path", plain(path), node)
         else:
@@ -229,7 +239,7 @@ class ScriptModel(ScriptRows):
                 fix = "write unsloth's template as Jinja"
                 self.leave("model.chat_template", None, made.node, fix)
 
-    def take_tokenizers(self) -> None:
+    def take_tokenizers(self, used: Value | None) -> None:
         """Take the settings of all tokenizers and processors that the script loads."""
         model, reason = (
             self.report.get("model_name_or_path"),
@@ -241,7 +251,9 @@ class ScriptModel(ScriptRows):
             path, node = bound.pop("pretrained_model_name_or_path", (None, made.node))
             self.account(node)
             if model is None or model != plain(path):
-                self.drop(code_of(made.node), made.node, reason)
+                is_other = isinstance(model, str) and made not in reachable(used)
+                other = "it does not reach GRPOTrainer"
+                self.drop(code_of(made.node), made.node, other if is_other else reason)
             home = "model.processor" if "Processor" in made.name else ""
             prefix = made.name.split(".")[-2]
             self.take_all(

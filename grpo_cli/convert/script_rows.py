@@ -12,6 +12,7 @@ from grpo_cli.convert.script_account import ScriptAccount
 from grpo_cli.convert.script_parts import code_of_call, is_item, rows_of
 from grpo_cli.convert.script_values import (
     MISSING,
+    Function,
     Object,
     Value,
     code_of,
@@ -123,7 +124,8 @@ class ScriptRows(ScriptAccount):
                 entry = {"path": reader or data["path"], "data_files": chosen}
                 self.put("datasets", [entry], base.node)
             for name in (*names, "path", "split"):
-                bound.pop(name, None)
+                if name in bound:
+                    self.account(bound.pop(name)[1], inside=True)
             self.take_all("load_dataset", bound, "script-files", "files have no such setting")
         else:
             if not isinstance(data.get("path"), str):
@@ -164,12 +166,32 @@ class ScriptRows(ScriptAccount):
                 self.drop(code, change.node, reasons[name])
             else:
                 made.append(f"{self.line_of(change.node)}: {when}`{code}`")
+                self._take_template_kwargs(change)
         if made:
             text = f"{self.file.name} changes the rows ({', '.join(made)}); write the prompt that it makes"
             self.report.add_to_do(
                 "dataset.prompt", f"{text}, as Jinja over the columns\n{PROMPT_EXAMPLE}"
             )
         return is_part
+
+    def _take_template_kwargs(self, change: Object) -> None:
+        """Take the arguments that functions that make prompts give the chat template."""
+        own_names = read_keys("chat-template")["own"].split()
+        own = {each.name: each.node for each in self.evaluator.functions}
+        queue = [each.node for each in reachable(change) if isinstance(each, Function)]
+        for function in queue:
+            calls = [each for each in ast.walk(function) if isinstance(each, ast.Call)]
+            names = [code_of(call.func).rpartition(".")[2] for call in calls]
+            queue += [own[name] for name in names if name in own and own[name] not in queue]
+            for call, name in zip(calls, names, strict=True):
+                listed = call.keywords if name == "apply_chat_template" else []
+                for each in [each for each in listed if each.arg not in (None, *own_names)]:
+                    target = f"generation.chat_template_kwargs.{each.arg}"
+                    if isinstance(each.value, ast.Constant):
+                        key = f"apply_chat_template.{each.arg}"
+                        self.write(target, key, each.value.value, each.value)
+                    else:
+                        self.leave(target, None, each.value)
 
     def _take_number(self, change: Object, key: str, when: str, *, is_first: bool) -> None:
         """Take the first rows of a dataset."""

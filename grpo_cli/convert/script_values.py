@@ -267,7 +267,8 @@ def choose(node: ast.AST, options: Sequence[tuple[str, Value]]) -> Value:
     flat = [
         pair
         for condition, option in options
-        for pair in (option.options if isinstance(option, Choice) else ((condition, option),))
+        for test, each in (option.options if isinstance(option, Choice) else (("", option),))
+        for pair in ((_join_tests(condition, test), each),)
     ]
     unlike: list[tuple[str, Value]] = []
     for pair in flat[: 4 * _MOST_OPTIONS]:
@@ -277,6 +278,12 @@ def choose(node: ast.AST, options: Sequence[tuple[str, Value]]) -> Value:
         return Object(node, parts=tuple(option for _, option in unlike))
     values = tuple(option for _, option in unlike)
     return values[0] if len(values) == 1 else Choice(node, parts=values, options=tuple(unlike))
+
+
+def _join_tests(outer: str, inner: str) -> str:
+    """Return the condition of a branch inside another; the inner one if they are not both code."""
+    is_code = all(test and describe_test(test) != test for test in (outer, inner))
+    return f"{outer} and {inner}" if is_code else inner or outer
 
 
 def merge(node: ast.AST, options: Sequence[tuple[str, dict[Any, Value]]]) -> dict[Any, Value]:

@@ -40,16 +40,7 @@ _SETTERS = ("read", "mapfile", "readarray", "getopts", "printf", "unset")
 _LAUNCHERS = ("accelerate", "accelerate-launch", "torchrun", "deepspeed", "uv")
 _COMMANDS = {("trl", "grpo"): "trl", ("swift", "rlhf"): "swift", ("megatron", "rlhf"): "swift"}
 _TOOLS = {"trl.scripts.grpo": "trl", "swift.cli.rlhf": "swift", "swift.cli._megatron.rlhf": "swift"}
-_NOT_TRAINING = (
-    "torch.",
-    "accelerate.",
-    "deepspeed.",
-    "trl.",
-    "swift.",
-    "vllm.",
-    "sglang.",
-    "verl.",
-)
+_NOT_TRAINING = (*"torch. accelerate. deepspeed. trl. swift. vllm. sglang. verl.".split(),)
 """Modules that start something else, or a training that is named after them."""
 _PRINTERS = frozenset("echo printf [ [[ test : cat grep which type pgrep pip".split())
 """Commands that start nothing that they name."""

@@ -133,7 +133,11 @@ def read_flags(command: Command, source: FilePath, *, is_read: bool) -> Flags:
     """
     launcher = _read_launcher(command)
     flags = {**launcher, **_read_values(command.words)}
-    if (others := flags.pop("", None)) is not None:
+    others = flags.pop("", None)
+    files = (".yaml", ".yml", ".json")
+    if others is not None and command.tool == "swift" and others.text.endswith(files):
+        flags.setdefault("config", others)
+    elif others is not None:
         note = Word(others.text, others.line), "is not a flag, and not read"
         command.notes.append(note)
     for name in _ON:

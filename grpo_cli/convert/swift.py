@@ -34,8 +34,8 @@ _DATASET = re.compile(
 
 
 SWIFT_KEYS = frozenset(
-    """rlhf_type tuner_type train_type quant_bits adapters split_dataset_ratio system columns external_plugins
-    reward_funcs reward_weights""".split()
+    """val_dataset rlhf_type tuner_type train_type quant_bits adapters split_dataset_ratio system columns
+    external_plugins reward_funcs reward_weights""".split()
 ) | {
     *read_keys("swift-names").values(),
     *read_keys("swift-parameters"),
@@ -46,7 +46,7 @@ SWIFT_KEYS = frozenset(
 
 def convert_swift(report: KeyReport, folders: tuple[FilePath, ...]) -> None:
     """Take every key of an ms-swift config; refuse one for another training than GRPO."""
-    report.rename({}, read_keys("swift-names"))
+    report.rename({"ENV": ""}, {**read_keys("swift-names"), "NPROC_PER_NODE": "num_processes"})
     trl.take_method(report, "rlhf_type", ("grpo",))
     _take_tuner(report)
     report.take(_MODEL)
@@ -58,11 +58,14 @@ def convert_swift(report: KeyReport, folders: tuple[FilePath, ...]) -> None:
     trl.take_sampling(report)
     trl.take_training(report)
     for target, value in read_keys("swift-defaults").items():
-        report.add_missing(target, value, _DEFAULT)
-    size = find(report.recipe, "training.per_device_train_batch_size")
-    if isinstance(size, int) and size > 0:
-        note = f"{_DEFAULT}: 16 completions on all devices together; this is for one device"
-        report.add_missing("training.gradient_accumulation_steps", max(1, -(-16 // size)), note)
+        if report.get(target.rpartition(".")[2]) is None:
+            report.add_missing(target, value, _DEFAULT)
+    if {"eval", "eval_fraction"} & report.recipe.get("dataset", {}).keys():
+        strategy = find(report.recipe, "training.save_strategy") or "steps"
+        report.add_missing("training.eval_strategy", strategy, f"{_DEFAULT}: as `save_strategy`")
+        if find(report.recipe, "training.eval_strategy") == "steps":
+            steps = find(report.recipe, "training.save_steps") or 500
+            report.add_missing("training.eval_steps", steps, f"{_DEFAULT}: as `save_steps`")
     _name_open_defaults(report)
     if "model.lora" not in report.to_do:
         rate = 1e-4 if find(report.recipe, "model.lora") is not None else 1e-5
@@ -116,6 +119,7 @@ _MODEL: Table = {**read_table("swift-model"), "quant_bits": _take_bits, "adapter
 
 
 def _take_rows(report: KeyReport) -> None:
+    report.take(_ROWS)
     listed = report.get("datasets")
     texts = [listed] if isinstance(listed, str) else listed
     if not (isinstance(texts, list) and texts and all(isinstance(each, str) for each in texts)):
@@ -142,14 +146,15 @@ def _take_rows(report: KeyReport) -> None:
         report.comment("dataset", "ms-swift takes names from ModelScope unless `use_hf` is set")
     text = "ms-swift detects the columns of prompts; write the prompt as Jinja over the columns"
     report.add_to_do("dataset.prompt", f"{text}\n{PROMPT_EXAMPLE}")
-    report.take(
-        {
-            **read_table("swift-rows"),
-            "split_dataset_ratio": take_held_out_share,
-            "system": _take_system,
-            "columns": _take_columns,
-        }
-    )
+
+
+def _take_val_dataset(report: KeyReport, key: Path, value: Any) -> None:
+    """Take the files of held-out rows."""
+    names = value if isinstance(value, list) else [value]
+    if all(isinstance(each, str) and each.endswith(FILE_ENDINGS) for each in names):
+        report.keep(key, "dataset.eval", names[0] if len(names) == 1 else names)
+    else:
+        report.drop(key, "name them in `dataset.eval_split`, or in `dataset.eval` for files")
 
 
 def _take_system(report: KeyReport, key: Path, value: Any) -> None:
@@ -171,6 +176,15 @@ def _take_columns(report: KeyReport, key: Path, value: Any) -> None:
         report.drop(key, trl.NOT_JSON)
     else:
         report.keep(key, "dataset.columns", {str(new): str(old) for old, new in names.items()})
+
+
+_ROWS: Table = {
+    **read_table("swift-rows"),
+    "split_dataset_ratio": take_held_out_share,
+    "val_dataset": _take_val_dataset,
+    "system": _take_system,
+    "columns": _take_columns,
+}
 
 
 def _take_rewards(report: KeyReport, folders: tuple[FilePath, ...]) -> None:

@@ -139,8 +139,9 @@ def take_sampling(report: KeyReport, *, server_first: bool = False) -> None:
     """Take the switches between `generate()` and vLLM; with `server_first` the default is a server."""
     has_address = any(report.get(each) is not None for each in {*_ADDRESS} & {*report.rest()})
     if not (report.is_on("use_vllm") or "generation" in report.unread):
-        unread = ("vllm_mode", "vllm_device", *SERVER_KEYS)
-        report.drop_all(unread, "`use_vllm` is not set, so nothing reads it")
+        unread, is_open = ("vllm_mode", "vllm_device", *SERVER_KEYS), _BACKEND in report.to_do
+        why = "is left to write" if is_open else "is not set"
+        report.drop_all(unread, f"only vLLM reads it, and `use_vllm` {why}")
     report.take(VLLM)
     if not report.is_on("use_vllm"):
         report.add_missing(_BACKEND, "transformers", "`use_vllm` is not set")

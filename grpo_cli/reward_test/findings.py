@@ -32,11 +32,7 @@ FEWEST_GOLDS = 8
 _VALUES = 4
 """Values shown of a column."""
 _CLOSE = 1e-9
-_SHOWN = {
-    "wrong": "a wrong answer",
-    "empty": "an empty answer",
-    "repetition": "a long repetition",
-}
+_SHOWN = {"wrong": "a wrong answer", "empty": "an empty answer", "repetition": "a long repetition"}
 _EMPTY = ("empty", "repetition")
 """Answers that say nothing."""
 

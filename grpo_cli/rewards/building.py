@@ -25,13 +25,7 @@ from grpo_cli.rewards.contract import (
     TimeLimit,
 )
 from grpo_cli.rewards.registry import find_kind, kind_names
-from grpo_cli.rewards.scoring import (
-    Condition,
-    Reward,
-    clip_score,
-    explain_build,
-    has_state,
-)
+from grpo_cli.rewards.scoring import Condition, Reward, clip_score, explain_build, has_state
 
 if TYPE_CHECKING:
     from grpo_cli.rewards.pool import WorkerPool

@@ -9,14 +9,7 @@ from pydantic import Field
 from grpo_cli.issues import Issue
 from grpo_cli.recipe.base import Integer, OneOrMany
 from grpo_cli.rewards.answers import after_thinking
-from grpo_cli.rewards.contract import (
-    Batch,
-    Meta,
-    RewardContext,
-    RewardParams,
-    Score,
-    TimeLimit,
-)
+from grpo_cli.rewards.contract import Batch, Meta, RewardContext, RewardParams, Score, TimeLimit
 from grpo_cli.units import count_noun
 
 Target = Literal["completion", "after_thinking"]

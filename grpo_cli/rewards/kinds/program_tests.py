@@ -10,12 +10,7 @@ from typing import Any, Literal
 
 from grpo_cli.errors import RewardError
 from grpo_cli.rewards.contract import Score
-from grpo_cli.rewards.kinds.assertions import (
-    ProgramTest,
-    Runnable,
-    read_code,
-    read_doctest,
-)
+from grpo_cli.rewards.kinds.assertions import ProgramTest, Runnable, read_code, read_doctest
 from grpo_cli.sandbox.child import MODULE
 from grpo_cli.sandbox.results import find_difference
 from grpo_cli.sandbox.runner import Check, Limits, Step, count_tests, run_program
