@@ -154,7 +154,7 @@ class KeyReport:
     def note(self, text: str, where: Location, reason: str) -> None:
         """Record a part of the source that is not a key, and has no place in a recipe."""
         cell = where.source.rpartition(", ")[2]
-        line = f" ({f'{cell}:' if cell.startswith('cell ') else 'line '}{where.line})"
+        line = f" ({f'{cell}:' if cell.startswith('code cell ') else 'line '}{where.line})"
         while text in self.tree.value:
             text += f":{where.column}" if line in text else line
         self.tree.value[text] = Node(None, where)

@@ -216,7 +216,7 @@ class ScriptAccount:
             return place
         line, name = line_of(node), str(self.file)
         if starts := [start for start in self._cells if start <= line]:
-            line, name = line - starts[-1] + 1, f"{name}, cell {len(starts)}"
+            line, name = line - starts[-1] + 1, f"{name}, code cell {len(starts)}"
         return Location(name, line, getattr(node, "col_offset", 0) + 1)
 
     def locate(self, node: ast.AST) -> str:
@@ -225,7 +225,7 @@ class ScriptAccount:
         return f"{FilePath(place.source).name}:{place.line}"
 
     def line_of(self, node: ast.AST) -> str:
-        """Return the line of code, such as `line 12`, or `cell 3:12` in a notebook."""
+        """Return the line of code, such as `line 12`, or `code cell 3:12` in a notebook."""
         text = self.locate(node)
         return text.rpartition(", ")[2] if self._cells else f"line {text.rpartition(':')[2]}"
 

@@ -15,6 +15,7 @@ from grpo_cli.convert.script_values import (
     choose,
     literal,
     merge,
+    only_option,
     unset,
 )
 
@@ -125,7 +126,7 @@ class Environment:
 
     def set_attribute(self, owner: Value, name: str, value: Value, node: ast.AST) -> None:
         """Set an attribute of an object, and record it."""
-        match owner:
+        match owner := only_option(owner):
             case Object(args=args, attrs=attrs):
                 if args is not None and name in args and name not in attrs:
                     attrs[name] = args[name]  # what it is in a branch that does not set it

@@ -21,9 +21,9 @@ from grpo_cli.convert.script_values import (
     Value,
     choose,
     code_of,
-    is_unset,
     literal,
     negate,
+    only_option,
     plain,
     reachable,
 )
@@ -161,16 +161,14 @@ class Evaluator(CommandLine):
             if isinstance(before, Literal) and isinstance(before.data, int | float | str):
                 carried[name] = (before, Object(statement))
                 self.store(frame.names, name, carried[name][1])
-        names = {*frame.names}
+        given = {name for name, value in frame.names.items() if plain(value) is not None}
         arms = [(f"in the loop of line {statement.lineno}", statement.body), ("", [])]
         self._loops += 1
         self._execute_arms(statement, arms, frame)
         self._loops -= 1
-        for name in frame.names.keys() - names:
+        for name in frame.names.keys() - given:
             # Its body is taken to run at least once.
-            options = getattr(frame.names[name], "options", ())
-            if kept := [pair for pair in options if not is_unset(pair[1])]:
-                self.store(frame.names, name, choose(statement, kept))
+            self.store(frame.names, name, only_option(frame.names[name]))
         for name, (before, unknown) in carried.items():
             value = frame.names[name]
             options = value.options if isinstance(value, Choice) else (("", value),)

@@ -25,6 +25,7 @@ from grpo_cli.convert.script_values import (
     literal,
     merge,
     negate,
+    only_option,
     plain,
     unset,
 )
@@ -291,7 +292,7 @@ class Expressions(Environment):
 
     def get_attribute(self, node: ast.AST, owner: Value, name: str) -> Value:
         """Return an attribute of a value."""
-        match owner:
+        match owner := only_option(owner):
             case Class():
                 pair = owner.find(name)
                 return pair[1] if pair else Object(node, name=name, owner=owner.outside_base)

@@ -202,6 +202,13 @@ def is_unset(value: Value) -> bool:
     return isinstance(value, Object) and value.name == "unset"
 
 
+def only_option(value: Value) -> Value:
+    """Return the one option of a choice that has attributes: None and a name without a value have none."""
+    parts = value.parts if isinstance(value, Choice) else ()
+    kept = [each for each in parts if not is_unset(each) and plain(each) is not None]
+    return kept[0] if len(kept) == 1 else value
+
+
 def unset(node: ast.AST) -> Object:
     """Return the value of a name that has none in a branch."""
     return Object(node, name="unset", parts=(Object(node),))

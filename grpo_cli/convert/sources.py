@@ -71,7 +71,7 @@ def _parse(text: str, source: FilePath, starts: list[int]) -> ast.Module:
     except SyntaxError as error:
         line, cause = error.lineno or 1, error.msg
         before = [start for start in starts if start <= line]
-        name = f"{source}, cell {len(before)}" if before else str(source)
+        name = f"{source}, code cell {len(before)}" if before else str(source)
         where = Location(name, line - (before[-1] - 1 if before else 0), 1)
     except ValueError as error:
         cause = str(error)

@@ -53,6 +53,7 @@ def convert_swift(report: KeyReport, folders: tuple[FilePath, ...]) -> None:
     report.add_missing("model.dtype", "bfloat16", "ms-swift loads weights in bfloat16 on a GPU")
     trl.take_model(report, "swift-lora-defaults")
     _take_rows(report)
+    report.take(_ROWS)
     _take_rewards(report, folders)
     report.take(read_table("swift"))
     trl.take_sampling(report)
@@ -119,7 +120,6 @@ _MODEL: Table = {**read_table("swift-model"), "quant_bits": _take_bits, "adapter
 
 
 def _take_rows(report: KeyReport) -> None:
-    report.take(_ROWS)
     listed = report.get("datasets")
     texts = [listed] if isinstance(listed, str) else listed
     if not (isinstance(texts, list) and texts and all(isinstance(each, str) for each in texts)):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "grpo_cli"
-LINES = 71_115
+LINES = 71_120
 """Of the whole package; the goal is 58,000."""
 CORE = 74, 16_510
 """Modules that `training/run.py` imports whatever the recipe is, and their lines; the goal is 80 and 17,000."""

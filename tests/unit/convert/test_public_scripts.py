@@ -24,13 +24,17 @@ def convert(lines, trainer=PLAIN):
         f"    t = {PLAIN}\n    break",
         f"    try:\n        t = {PLAIN}\n        break\n    except TypeError:\n        continue",
         f"    if i:\n        t = {PLAIN}\n        break",
+        f"    try:\n        t = {PLAIN}\n    except E:\n        t = None\n        continue\n    t.args.beta = 0.5",
     ],
 )
 def test_what_a_loop_makes_before_it_ends_is_followed(body):
-    text = f"for i in range(2):\n{body}\nt.add_callback(None)\nt.args.learning_rate = 9e-5\n"
+    text = (
+        f"t = None\nfor i in range(2):\n{body}\nt.add_callback(None)\nt.args.learning_rate = 9e-5\n"
+    )
     report = translate(text, Path("train.py"))
     assert "callbacks" in reasons(report)["t.add_callback(None)"]
     assert find(report.recipe, "training.learning_rate") == 9e-5
+    assert find(report.recipe, "training.beta") == (0.5 if "beta" in body else None)
 
 
 def test_what_the_branches_of_a_model_share_is_taken():

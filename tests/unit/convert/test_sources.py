@@ -496,9 +496,9 @@ def test_a_notebook_is_read_cell_by_cell():
     cells.insert(1, {"cell_type": "markdown", "source": ["GRPOTrainer("]})
     report = convert(json.dumps({"cells": cells}), "nb.ipynb")
     assert find(report.recipe, "training.learning_rate") == 1e-5
-    assert report.to_do["training.beta"].startswith("nb.ipynb, cell 3:1 has `unknown()`")
+    assert report.to_do["training.beta"].startswith("nb.ipynb, code cell 3:1 has `unknown()`")
     (entry,) = [entry for entry in report.entries if entry.key == "Mine()"]
-    assert str(entry.location).startswith("nb.ipynb, cell 4:2:")
+    assert str(entry.location).startswith("nb.ipynb, code cell 4:2:")
 
 
 def test_a_sign_inside_a_word_of_a_shell_script_begins_no_comment():
