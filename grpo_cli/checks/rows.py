@@ -383,7 +383,7 @@ def check_shared(recipe: Recipe | None, dataset: SingleDataset, seen: Preview) -
         )
         key = dataset.named_eval or "eval"
         fix = f"name rows that are not trained on, or remove `{key}` and set `eval_fraction: 0.05`"
-        yield Issue(text, fix, f"dataset.{key}", level="error" if every else "warning")
+        yield Issue(text, fix, f"dataset.{key}", level="warning")
 
 
 def _asked_columns(dataset: SingleDataset) -> tuple[str, ...]:
