@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "grpo_cli"
 LINES = 71_120
 """Of the whole package; the goal is 58,000."""
-CORE = 74, 16_510
+CORE = 74, 16_500
 """Modules that `training/run.py` imports whatever the recipe is, and their lines; the goal is 80 and 17,000."""
 ROOMS = {
     "adapter": 12,
