@@ -112,7 +112,7 @@ def train(
     supervise(prepared, reporter, probe=probe)
     run = Run(prepared.folder)
     if run.status.state == "failed":
-        raise RunError(f"{run.status.reason}", f"see {run.folder.log}")
+        raise RunError(str(run.status.reason), details=[f"The worker's log: {run.folder.log}"])
     return run
 
 

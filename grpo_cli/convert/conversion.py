@@ -162,7 +162,7 @@ def _check(
         prefix=".convert-",
         suffix=".yaml",
     ) as file:
-        # What is to do is told by convert itself.
+        # `convert` lists what is to do itself.
         file.write(write_recipe(report, source.name).replace("# TO DO: ", "# To do: "))
         file.flush()
         checked = check_recipe(Path(file.name), _list_overrides(report))

@@ -130,7 +130,7 @@ def list_changes(
     if refused and not force:
         raise UsageError(
             f"with this recipe {run.path} would not go on as it began",
-            "undo these changes, start a run of its own without --resume, or --force to go on with them",
+            "undo these changes, start a new run without --resume, or continue with them by --force",
             details=refused,
         )
     return changed

@@ -1,4 +1,4 @@
-"""What scripts in public repositories do, and earlier conversions lost or told wrongly."""
+"""What scripts in public repositories do, and earlier conversions lost or reported wrongly."""
 
 from pathlib import Path
 
