@@ -6,9 +6,8 @@ from contextlib import suppress
 
 from grpo_cli.analysis.metrics import GAP, RANKING, metric_names
 from grpo_cli.checks.batch import MOST_HELD_OUT
-from grpo_cli.checks.compatibility import DURING, find_conflicts
+from grpo_cli.checks.compatibility import DURING, find_conflicts, has_best
 from grpo_cli.checks.context import CheckContext
-from grpo_cli.checks.partners import has_best
 from grpo_cli.data.sources import has_eval
 from grpo_cli.errors import RewardError, nearest
 from grpo_cli.issues import Issue

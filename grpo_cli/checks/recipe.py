@@ -12,7 +12,7 @@ from grpo_cli.batch.plan import as_json as batch_as_json
 from grpo_cli.checks.adapter import check_adapter, check_lora
 from grpo_cli.checks.asynchronous import check_async
 from grpo_cli.checks.batch import check_batch
-from grpo_cli.checks.compatibility import check_compatibility, is_set
+from grpo_cli.checks.compatibility import check_compatibility, check_partners, is_set
 from grpo_cli.checks.context import Check, CheckContext, read_context
 from grpo_cli.checks.data import check_data
 from grpo_cli.checks.difficulty import check_difficulty
@@ -24,7 +24,6 @@ from grpo_cli.checks.images import check_images
 from grpo_cli.checks.launch import check_launch, check_packages
 from grpo_cli.checks.mixture import check_mixture
 from grpo_cli.checks.model import check_model
-from grpo_cli.checks.partners import check_partners
 from grpo_cli.checks.rewards import check_rewards
 from grpo_cli.checks.scored import check_scored
 from grpo_cli.checks.slurm import check_slurm

@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
+from grpo_cli.checks.compatibility import CLIPPED
 from grpo_cli.checks.context import CheckContext
-from grpo_cli.checks.partners import CLIPPED
 from grpo_cli.errors import install_extra
 from grpo_cli.issues import Issue, Level
 from grpo_cli.recipe.launch import KEEPS_FLOAT32

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, get_scheduler
 from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
 from trl import GRPOConfig, GRPOTrainer
 
-from grpo_cli.checks.partners import PARTNERS, SCHEDULERS, check_partners
+from grpo_cli.checks.compatibility import PARTNERS, SCHEDULERS, check_partners
 from grpo_cli.checks.recipe import check_recipe
 from grpo_cli.machine import Hardware
 from grpo_cli.recipe.grpo_fields import default_of, home_of, key_in_home, read_grpo_fields
