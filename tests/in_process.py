@@ -35,8 +35,7 @@ from grpo_cli.launch.prepare import PreparedRun
 from grpo_cli.launch.supervisor import Outcome
 from grpo_cli.probing.procedure import probe_run
 from grpo_cli.runs.files import finite
-from grpo_cli.runs.folder import RunFolder
-from grpo_cli.runs.status import StatusFile
+from grpo_cli.runs.folder import RunFolder, StatusFile
 from grpo_cli.training import session
 from tests.forking import ForkedPopen
 

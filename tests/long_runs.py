@@ -11,8 +11,7 @@ from pathlib import Path
 
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.runs.files import write_json
-from grpo_cli.runs.folder import RunFolder
-from grpo_cli.runs.status import StatusFile
+from grpo_cli.runs.folder import RunFolder, StatusFile
 from tests.run_folders import PLAIN
 
 EVIL = "</script><!--<script>window.pwned=1</script><img src=x onerror=window.pwned=1>\u2028&amp;"

@@ -5,9 +5,8 @@ from pathlib import Path
 
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.runs.files import write_json
-from grpo_cli.runs.folder import RunFolder
+from grpo_cli.runs.folder import RunFolder, StatusFile
 from grpo_cli.runs.metrics import append_record
-from grpo_cli.runs.status import StatusFile
 
 
 def make_run(tmp_path: Path, rewards=(0.1, 0.2, 0.3)) -> RunFolder:

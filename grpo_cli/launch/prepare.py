@@ -31,6 +31,7 @@ from grpo_cli.reporter import Reporter
 from grpo_cli.runs.files import write_json
 from grpo_cli.runs.folder import (
     RunFolder,
+    StatusFile,
     create_named_run,
     create_run,
     locate_run,
@@ -39,7 +40,6 @@ from grpo_cli.runs.folder import (
 )
 from grpo_cli.runs.manifest import describe_origin
 from grpo_cli.runs.selection import find_started
-from grpo_cli.runs.status import StatusFile
 
 
 @dataclass(frozen=True)

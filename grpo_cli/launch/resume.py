@@ -13,9 +13,8 @@ from grpo_cli.recipe.comparison import Difference, hash_code, list_differences
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.runs.checkpoints import check_resumable, rewind, whole_checkpoints
 from grpo_cli.runs.files import write_json
-from grpo_cli.runs.folder import RunFolder, unwritable
+from grpo_cli.runs.folder import RunFolder, StatusFile, live_workers, unwritable
 from grpo_cli.runs.metrics import append_record
-from grpo_cli.runs.status import StatusFile, live_workers
 
 LENGTHS = ("training.max_steps", "training.num_train_epochs")
 """Settings of how long a training is."""

@@ -16,9 +16,8 @@ from grpo_cli.launch.plan import LaunchPlan
 from grpo_cli.launch.server_process import watched
 from grpo_cli.processes import child
 from grpo_cli.runs.files import read_file
-from grpo_cli.runs.folder import RunFolder
+from grpo_cli.runs.folder import FINAL, BeatWatch, RunFolder, Status, StatusFile, live_workers
 from grpo_cli.runs.records import Failure
-from grpo_cli.runs.status import FINAL, BeatWatch, Status, StatusFile, live_workers
 from grpo_cli.units import format_duration
 
 TICK_S = 0.2

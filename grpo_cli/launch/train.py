@@ -22,8 +22,7 @@ from grpo_cli.processes import child, run_module
 from grpo_cli.recipe.episode import EpisodeConfig
 from grpo_cli.reporter import Reporter
 from grpo_cli.runs.checkpoints import restore
-from grpo_cli.runs.folder import RunFolder
-from grpo_cli.runs.status import State, Status, StatusFile
+from grpo_cli.runs.folder import RunFolder, State, Status, StatusFile
 from grpo_cli.runs.trackers import read_trackers
 
 if TYPE_CHECKING:

@@ -10,9 +10,8 @@ from grpo_cli.analysis.diagnosis.history import History
 from grpo_cli.analysis.diagnosis.rule import Symptom
 from grpo_cli.report.summary import RunReport
 from grpo_cli.report.wording import seconds_of
-from grpo_cli.runs.folder import RunFolder
+from grpo_cli.runs.folder import FINAL, RunFolder
 from grpo_cli.runs.metrics import Metrics
-from grpo_cli.runs.status import FINAL
 
 _RECENT = 20
 """Records that the pace is taken from, and for which a warning stays in sight."""

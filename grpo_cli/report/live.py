@@ -12,8 +12,8 @@ from grpo_cli.errors import RunError
 from grpo_cli.report.follower import Follower
 from grpo_cli.report.panel import PanelView
 from grpo_cli.report.wording import clean_text, format_event, format_step, format_symptom
+from grpo_cli.runs.folder import FINAL, was_started
 from grpo_cli.runs.metrics import read_numbers
-from grpo_cli.runs.status import FINAL, was_started
 
 _TICK_S = 0.25
 _SURE_S = 3.0

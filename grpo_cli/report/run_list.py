@@ -9,11 +9,10 @@ from typing import Any, get_args
 from grpo_cli.analysis.metrics import say_failures
 from grpo_cli.errors import UsageError, nearest
 from grpo_cli.report.summary import find_trend
-from grpo_cli.runs.folder import RunFolder
+from grpo_cli.runs.folder import RunFolder, State
 from grpo_cli.runs.metrics import read_reward_ends
 from grpo_cli.runs.run import Run
 from grpo_cli.runs.selection import list_folders
-from grpo_cli.runs.status import State
 
 _UNKNOWN = dict.fromkeys(
     """step total_steps reward_first reward_last reward_within_noise scoring_failed held_out held_out_prompts

@@ -10,9 +10,8 @@ from typing import Any
 from grpo_cli.errors import UsageError
 from grpo_cli.runs.checkpoints import STAGING, find_best, whole_checkpoints
 from grpo_cli.runs.files import lock_folder, measure_bytes
-from grpo_cli.runs.folder import RunFolder
+from grpo_cli.runs.folder import RunFolder, look_at_life
 from grpo_cli.runs.selection import read_status
-from grpo_cli.runs.status import look_at_life
 
 
 @dataclass(frozen=True)

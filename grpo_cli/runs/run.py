@@ -12,7 +12,7 @@ from grpo_cli.errors import UsageError
 from grpo_cli.runs.checkpoints import find_best, whole_checkpoints
 from grpo_cli.runs.completions import Group, find_groups, load_groups
 from grpo_cli.runs.files import read_file
-from grpo_cli.runs.folder import RunFolder
+from grpo_cli.runs.folder import Life, RunFolder, Status, StatusFile, look_at_life
 from grpo_cli.runs.metrics import (
     DURING,
     Metrics,
@@ -24,7 +24,6 @@ from grpo_cli.runs.metrics import (
     read_records,
 )
 from grpo_cli.runs.records import Measurement, read_group, read_metrics, read_sample
-from grpo_cli.runs.status import Life, Status, StatusFile, look_at_life
 from grpo_cli.runs.thumbnails import read_thumbnails
 
 if TYPE_CHECKING:

@@ -4,8 +4,7 @@ import os
 from pathlib import Path
 
 from grpo_cli.errors import UsageError, nearest
-from grpo_cli.runs.folder import RunFolder
-from grpo_cli.runs.status import Status, StatusFile, was_started
+from grpo_cli.runs.folder import RunFolder, Status, StatusFile, was_started
 
 LATEST = "latest"
 

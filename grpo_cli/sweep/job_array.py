@@ -21,9 +21,8 @@ from grpo_cli.launch.slurm import (
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.reporter import Reporter
 from grpo_cli.runs.files import lock_folder
-from grpo_cli.runs.folder import RunFolder
+from grpo_cli.runs.folder import FINAL, RunFolder, Status, look_at_life
 from grpo_cli.runs.selection import read_status
-from grpo_cli.runs.status import FINAL, Status, look_at_life
 from grpo_cli.sweep.plan import (
     SWEEPS,
     CellRun,

@@ -19,9 +19,8 @@ from grpo_cli.processes import child, run_module
 from grpo_cli.report.summary import RunReport
 from grpo_cli.reporter import Reporter
 from grpo_cli.runs.files import SCHEMA_VERSION, lock_folder
-from grpo_cli.runs.folder import RunFolder
+from grpo_cli.runs.folder import RunFolder, live_workers
 from grpo_cli.runs.selection import read_status
-from grpo_cli.runs.status import live_workers
 from grpo_cli.sweep.comparison import TRAINING, CellsComparison, compare_cells
 from grpo_cli.sweep.page import write_sweep_page
 from grpo_cli.sweep.plan import (

@@ -15,8 +15,7 @@ from grpo_cli.errors import ExitCode, RunError, SetupError
 from grpo_cli.processes import stop_with_parent
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.runs.files import write_json, write_text
-from grpo_cli.runs.folder import RunFolder
-from grpo_cli.runs.status import StatusFile
+from grpo_cli.runs.folder import RunFolder, StatusFile
 
 if TYPE_CHECKING:
     from accelerate import PartialState

@@ -25,8 +25,8 @@ from grpo_cli.models.processor import ban_image_token
 from grpo_cli.models.vllm_engine import adapter_rank, processor_settings
 from grpo_cli.recipe.generation import stop_params
 from grpo_cli.recipe.recipe import Recipe
+from grpo_cli.runs.folder import StatusFile
 from grpo_cli.runs.metrics import append_record
-from grpo_cli.runs.status import StatusFile
 from grpo_cli.training.session import Session, Stopped
 from grpo_cli.training.vllm_client import ADAPTER, RunClient, VLLMLink
 from grpo_cli.training.vllm_weights import (

@@ -7,9 +7,8 @@ import pytest
 
 from grpo_cli.analysis.diagnosis.diagnosis import RULES
 from grpo_cli.cli.app import make_app, run_guarded
-from grpo_cli.runs.folder import RunFolder
+from grpo_cli.runs.folder import RunFolder, StatusFile
 from grpo_cli.runs.metrics import append_record
-from grpo_cli.runs.status import StatusFile
 from tests.histories import read_recorded
 from tests.run_folders import make_finished_run
 

@@ -7,7 +7,7 @@ import pytest
 
 from grpo_cli.errors import UsageError
 from grpo_cli.machine import Hardware
-from grpo_cli.runs.status import StatusFile
+from grpo_cli.runs.folder import StatusFile
 from grpo_cli.sweep.page import list_reasons, rank_cells
 from grpo_cli.sweep.plan import SweepRequest, plan_slots, read_seeds, split_values
 from tests.cli.test_commands import grpo

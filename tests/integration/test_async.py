@@ -15,8 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from grpo_cli.recipe.loading import load_recipe
 from grpo_cli.runs.files import write_json
-from grpo_cli.runs.folder import create_run
-from grpo_cli.runs.status import StatusFile
+from grpo_cli.runs.folder import StatusFile, create_run
 from tests.integration.conftest import RECIPE
 from tests.sampling_server import SamplingServer
 

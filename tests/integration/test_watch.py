@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from grpo_cli.runs.files import write_json
+from grpo_cli.runs.folder import StatusFile
 from grpo_cli.runs.metrics import append_record
-from grpo_cli.runs.status import StatusFile
 from tests.integration.conftest import RECIPE
 from tests.run_folders import make_finished_run, make_run
 
@@ -27,7 +27,7 @@ import sys, time
 from pathlib import Path
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.metrics import append_record
-from grpo_cli.runs.status import StatusFile
+from grpo_cli.runs.folder import StatusFile
 run = RunFolder(Path(sys.argv[1]))
 run.worker_pid(0).write_text(str(__import__("os").getpid()))
 print("up", flush=True)

@@ -7,7 +7,7 @@ from grpo_cli.launch.plan import plan_launch
 from grpo_cli.launch.supervisor import supervise
 from grpo_cli.machine import Hardware
 from grpo_cli.recipe.loading import load_recipe
-from grpo_cli.runs.status import StatusFile
+from grpo_cli.runs.folder import StatusFile
 from tests.recipe_texts import GOOD, write_recipe
 from tests.run_folders import make_run
 

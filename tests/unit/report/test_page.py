@@ -8,8 +8,8 @@ pytest.importorskip("plotly")
 
 from grpo_cli.errors import UsageError
 from grpo_cli.report.page import write_report
+from grpo_cli.runs.folder import StatusFile
 from grpo_cli.runs.metrics import append_record
-from grpo_cli.runs.status import StatusFile
 from tests.long_runs import EVIL, make_long_run
 from tests.packed_pages import unpack, visible
 from tests.run_folders import make_finished_run, write_samples

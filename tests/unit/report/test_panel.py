@@ -14,8 +14,8 @@ from grpo_cli.report.follower import Follower
 from grpo_cli.report.live import LiveView, PlainView, choose_view
 from grpo_cli.report.panel import PanelView, draw_sparkline
 from grpo_cli.report.wording import clean_lines, clean_text, format_event
+from grpo_cli.runs.folder import StatusFile
 from grpo_cli.runs.metrics import append_record
-from grpo_cli.runs.status import StatusFile
 from tests.run_folders import PLAIN, make_run, play, write_episodes
 
 SIZES = [(80, 24), (120, 40), (60, 20), (30, 8), (200, 60), (20, 3)]

@@ -11,8 +11,8 @@ from grpo_cli.report.run_list import list_runs
 from grpo_cli.report.summary import RunReport, find_trend
 from grpo_cli.report.tables import list_facts
 from grpo_cli.runs.files import write_json
+from grpo_cli.runs.folder import StatusFile
 from grpo_cli.runs.metrics import append_record
-from grpo_cli.runs.status import StatusFile
 from grpo_cli.runs.trackers import write_trackers
 from tests.run_folders import PLAIN, make_finished_run
 

@@ -13,8 +13,8 @@ from grpo_cli.report.run_list import list_runs
 from grpo_cli.report.summary import RunReport
 from grpo_cli.report.wording import format_event, format_step
 from grpo_cli.runs.files import write_json
+from grpo_cli.runs.folder import StatusFile
 from grpo_cli.runs.metrics import append_record
-from grpo_cli.runs.status import StatusFile
 from tests.run_folders import make_finished_run
 from tests.unit.report.test_verdict import measure
 

@@ -12,7 +12,7 @@ from grpo_cli.report.summary import RunReport
 from grpo_cli.report.verdict import judge
 from grpo_cli.report.wording import format_event
 from grpo_cli.runs.files import write_json
-from grpo_cli.runs.status import StatusFile
+from grpo_cli.runs.folder import StatusFile
 from grpo_cli.sweep.comparison import compare_cells
 from tests.run_folders import make_finished_run, write_samples
 

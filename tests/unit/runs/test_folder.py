@@ -8,13 +8,14 @@ from grpo_cli.recipe.loading import load_recipe
 from grpo_cli.runs.checkpoints import STAGING, STATE, restore, rewind, whole_checkpoints
 from grpo_cli.runs.folder import (
     RunFolder,
+    Status,
+    StatusFile,
     create_named_run,
     create_run,
     locate_run,
 )
 from grpo_cli.runs.manifest import describe_origin
 from grpo_cli.runs.selection import find_started
-from grpo_cli.runs.status import Status, StatusFile
 from tests.recipe_texts import GOOD, write_recipe
 
 

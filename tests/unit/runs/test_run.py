@@ -8,9 +8,9 @@ import pytest
 from grpo_cli.errors import UsageError
 from grpo_cli.runs.checkpoints import find_model
 from grpo_cli.runs.files import write_json
+from grpo_cli.runs.folder import StatusFile
 from grpo_cli.runs.metrics import Metrics, append_record, count_averaged
 from grpo_cli.runs.run import Run
-from grpo_cli.runs.status import StatusFile
 from tests.run_folders import make_finished_run, make_run, write_samples
 
 

@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 from grpo_cli.analysis.diagnosis.history import PEAK_WIDTH
 from grpo_cli.analysis.diagnosis.history import read_history as read_run_history
 from grpo_cli.errors import UsageError
-from grpo_cli.runs.folder import RunFolder
+from grpo_cli.runs.folder import RunFolder, StatusFile
 from grpo_cli.runs.metrics import append_record
 from grpo_cli.runs.run import Run
-from grpo_cli.runs.status import StatusFile
 from tests.histories import make_history, make_recipe
 from tests.run_folders import make_finished_run, play, write_samples
 

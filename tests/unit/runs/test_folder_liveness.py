@@ -10,9 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from grpo_cli.runs import status as status_module
+from grpo_cli.runs import folder as folder_module
 from grpo_cli.runs.files import write_json
-from grpo_cli.runs.status import BeatWatch, StatusFile, live_workers, look_at_life, was_started
+from grpo_cli.runs.folder import BeatWatch, StatusFile, live_workers, look_at_life, was_started
 from tests.run_folders import make_finished_run
 
 WORK = "import sys, time; print('up', flush=True); time.sleep(60)"
@@ -107,7 +107,7 @@ def test_only_time_awake_without_a_sign_is_a_stall(tmp_path, monkeypatch):
     run = make_running(tmp_path)
     clock = iter([0, 1, 2, 3, 90_000, 90_001, 90_002])
     # Other threads read the real clock, so only this module's is replaced.
-    monkeypatch.setattr(status_module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    monkeypatch.setattr(folder_module, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     watch = BeatWatch(run)
     assert watch.look() == 0
     beat = run.launch / "rank_0.beat"
