@@ -17,10 +17,11 @@ from grpo_cli.machine import Hardware, is_on_cpu, resolve_num_processes
 from grpo_cli.recipe.base import Section
 from grpo_cli.recipe.dataset import DatasetConfig, MixtureDataset
 from grpo_cli.recipe.episode import KindConfig
-from grpo_cli.recipe.explanation import UNKNOWN, Path, dotted, explain, split_path, unknown_key
+from grpo_cli.recipe.explanation import UNKNOWN, explain, unknown_key
 from grpo_cli.recipe.loading import LoadedRecipe
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.recipe.rewards import RewardConfig
+from grpo_cli.recipe.yaml_tree import KeyPath, dotted, split_path
 from grpo_cli.rewards import registry as reward_kinds
 from grpo_cli.rewards.contract import RewardContext, RewardParams
 
@@ -139,7 +140,7 @@ class KindRegistry(NamedTuple):
     names: Callable[[], list[str]]
 
 
-def kind_entries(loaded: LoadedRecipe, section: str) -> Iterator[tuple[Path, dict[str, Any]]]:
+def kind_entries(loaded: LoadedRecipe, section: str) -> Iterator[tuple[KeyPath, dict[str, Any]]]:
     """Yield the entries of a section that name their kind, each with its path: of a list, or a single one."""
     node = loaded.tree.child(section)
     if node is None:
@@ -186,7 +187,7 @@ def _registry_of(section: str) -> KindRegistry:
 
 
 def _read_params(
-    loaded: LoadedRecipe, at: Path, entry: dict[str, Any], registry: KindRegistry
+    loaded: LoadedRecipe, at: KeyPath, entry: dict[str, Any], registry: KindRegistry
 ) -> tuple[Any, list[Issue]]:
     """Return the parameters of an entry, validated by its kind; None, with issues, if they are wrong."""
     kind, path = entry["kind"], dotted(at)

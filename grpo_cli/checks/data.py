@@ -30,9 +30,9 @@ from grpo_cli.data.rows import Row, RowNames, check_columns, place_issues
 from grpo_cli.errors import ProblemsError, RewardError, nearest
 from grpo_cli.issues import Issue, Level
 from grpo_cli.recipe.dataset import IMAGES, SOURCE, MixtureDataset, SingleDataset
-from grpo_cli.recipe.explanation import dotted
 from grpo_cli.recipe.loading import LoadedRecipe
 from grpo_cli.recipe.recipe import Recipe
+from grpo_cli.recipe.yaml_tree import dotted
 from grpo_cli.rewards.contract import EPISODE, Batch, Gold, RewardParams, gold_column
 from grpo_cli.rewards.scoring import Condition
 from grpo_cli.templating import is_unreadable

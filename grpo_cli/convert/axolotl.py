@@ -4,14 +4,14 @@ Source: axolotl, `src/axolotl/utils/schemas/`, `src/axolotl/core/builders/`,
 `src/axolotl/core/trainers/grpo/`, docs/grpo.qmd and docs/rlhf.qmd.
 """
 
-from pathlib import Path as FilePath
+from pathlib import Path
 from typing import Any
 
 from grpo_cli.convert import trl
 from grpo_cli.convert.datasets import NO_DATASET, PROMPT_EXAMPLE, take_entries, take_held_out_share
 from grpo_cli.convert.key_report import KeyReport, Table, find, read_keys, read_table
 from grpo_cli.convert.rewards import take_rewards
-from grpo_cli.recipe.explanation import Path
+from grpo_cli.recipe.yaml_tree import KeyPath
 
 _DEFAULT = "axolotl's default"
 _LOCAL = ("None", "0.0.0.0", "127.0.0.1", "localhost")
@@ -20,7 +20,7 @@ _SECTIONS = {"trl": "", "vllm": "vllm_"}
 _SERVER_FLAGS = read_table("axolotl-server-flags")
 
 
-def convert_axolotl(report: KeyReport, folders: tuple[FilePath, ...]) -> None:
+def convert_axolotl(report: KeyReport, folders: tuple[Path, ...]) -> None:
     """Take every key of an axolotl config; refuse one for another training than GRPO."""
     report.rename(_SECTIONS, read_keys("axolotl-names"))
     _take_method(report)
@@ -46,7 +46,7 @@ def _take_method(report: KeyReport) -> None:
         report.keep(("rl",), target, "normalize_then_sum", "what GDPO is")
 
 
-def _take_adapter(report: KeyReport, key: Path, adapter: Any) -> None:
+def _take_adapter(report: KeyReport, key: KeyPath, adapter: Any) -> None:
     if adapter not in ("lora", "qlora"):
         report.drop(key, f"recipes have LoRA, and no `{adapter}`")
         return
@@ -55,7 +55,7 @@ def _take_adapter(report: KeyReport, key: Path, adapter: Any) -> None:
         report.add("model.quantization", "4bit", "adapter: qlora")
 
 
-def _take_bf16(report: KeyReport, key: Path, value: Any) -> None:
+def _take_bf16(report: KeyReport, key: KeyPath, value: Any) -> None:
     if isinstance(value, bool):
         report.keep(key, "training.bf16", value)
     else:
@@ -99,12 +99,12 @@ def _positive(value: Any) -> bool:
     return isinstance(value, int | float) and value > 0
 
 
-def _take_checkpointing(report: KeyReport, key: Path, value: Any) -> None:
+def _take_checkpointing(report: KeyReport, key: KeyPath, value: Any) -> None:
     note = "" if isinstance(value, bool) else f"without axolotl's `{value}`"
     report.keep(key, "training.gradient_checkpointing", value is not False, note)
 
 
-def _take_times_per_epoch(report: KeyReport, key: Path, times: Any) -> None:
+def _take_times_per_epoch(report: KeyReport, key: KeyPath, times: Any) -> None:
     """Take `saves_per_epoch` and `evals_per_epoch` as a share of all steps."""
     kind, epochs = str(key[0]).partition("s_")[0], report.get("num_train_epochs") or 1
     if not _positive(times) or not _positive(epochs):
@@ -116,7 +116,7 @@ def _take_times_per_epoch(report: KeyReport, key: Path, times: Any) -> None:
         report.keep(key, f"training.{kind}_steps", share, "a share of all steps")
 
 
-def _take_tracker(report: KeyReport, key: Path, value: Any) -> None:
+def _take_tracker(report: KeyReport, key: KeyPath, value: Any) -> None:
     tracker = read_keys("axolotl-trackers")[str(key[0])]
     trackers = find(report.recipe, "logging.report_to") or []
     note = "set WANDB_PROJECT to name the project" if key[0] == "wandb_project" else ""

@@ -9,7 +9,7 @@ from itertools import count
 from typing import Any
 
 from grpo_cli.convert.key_report import KeyReport, Rule, find, put, read_table, settled, switch
-from grpo_cli.recipe.explanation import Path
+from grpo_cli.recipe.yaml_tree import KeyPath
 
 BUILDERS = ("json", "csv", "parquet")
 """What `load_dataset` calls files of a kind; a recipe tells them apart by their endings."""
@@ -71,7 +71,7 @@ def _name_source(path: str, taken: list[str]) -> str:
     return next(name for name in names if name not in taken)
 
 
-def _take_entry(report: KeyReport, key: Path, place: str) -> None:
+def _take_entry(report: KeyReport, key: KeyPath, place: str) -> None:
     """Take the keys of one dataset to a place in the recipe."""
     path, files = report.get(*key, "path"), report.get(*key, "data_files")
     rules: dict[str, Rule] = {}
@@ -99,7 +99,7 @@ def _take_entry(report: KeyReport, key: Path, place: str) -> None:
         report.drop_unknown((*key, each), rules)
 
 
-def _take_files(report: KeyReport, key: Path, files: Any, place: str) -> None:
+def _take_files(report: KeyReport, key: KeyPath, files: Any, place: str) -> None:
     if not isinstance(files, dict):
         report.keep(key, f"{place}.train", files)
         return
@@ -109,7 +109,7 @@ def _take_files(report: KeyReport, key: Path, files: Any, place: str) -> None:
         report.keep(key, f"{place}.eval", held_out[0])
 
 
-def take_held_out_share(report: KeyReport, key: Path, size: Any) -> None:
+def take_held_out_share(report: KeyReport, key: KeyPath, size: Any) -> None:
     """Take the share of the rows that is held out."""
     if isinstance(size, int | float) and 0 < size < 1:
         report.keep(key, "dataset.eval_fraction", size)

@@ -12,9 +12,8 @@ import yaml
 
 from grpo_cli.errors import nearest
 from grpo_cli.issues import Location
-from grpo_cli.recipe.explanation import Path, dotted, locate
 from grpo_cli.recipe.recipe import Recipe
-from grpo_cli.recipe.yaml_tree import Node, write_plain
+from grpo_cli.recipe.yaml_tree import KeyPath, Node, dotted, locate, write_plain
 
 Dialect = Literal["trl", "open-r1", "axolotl", "ms-swift"]
 CONVERTIBLE = (
@@ -66,8 +65,8 @@ class KeyReport:
         """Sections of the recipe about which the source says more than was read."""
         self.notes: dict[str, str] = {}
         """Key of the source → what differs by the version of its tool."""
-        self._origins: dict[str, Path] = {}
-        self._entries: dict[Path, Entry] = {}
+        self._origins: dict[str, KeyPath] = {}
+        self._entries: dict[KeyPath, Entry] = {}
 
     @property
     def entries(self) -> list[Entry]:
@@ -87,7 +86,7 @@ class KeyReport:
             names: Names, with their prefixes → TRL's.
         """
         sections = [name for name in prefixes if isinstance(self.get(name), dict)]
-        keys: list[Path] = [(name, key) for name in sections for key in self.get(name)]
+        keys: list[KeyPath] = [(name, key) for name in sections for key in self.get(name)]
         keys += [(key,) for key in self.source.value if key not in sections]
         flat: dict[str, Node] = {}
         for key in sorted(keys, key=lambda key: self.get(*key) is None):
@@ -119,7 +118,7 @@ class KeyReport:
         """Return whether a switch is on."""
         return _is_on(self.get(*key))
 
-    def keep(self, key: Path, target: str, value: Any, note: str = "") -> None:
+    def keep(self, key: KeyPath, target: str, value: Any, note: str = "") -> None:
         """Put a value into the recipe, with a comment, and record the key that it came from."""
         if target == "generation.top_k" and value == -1:
             value, note = 0, "-1, as vLLM writes off"
@@ -134,7 +133,7 @@ class KeyReport:
         if parts := [text for text in (self.comments.get(target, ""), *texts) if text]:
             self.comments[target] = "; ".join(parts)
 
-    def settle(self, key: Path, target: str | None, note: str = "") -> None:
+    def settle(self, key: KeyPath, target: str | None, note: str = "") -> None:
         """Record a key of which nothing is written: the recipe does so anyway or, without a target, cannot."""
         origin = self.origin(key)
         location = locate(self.source, origin, key=True)
@@ -147,7 +146,7 @@ class KeyReport:
             if entry.target == target:
                 self._entries[key] = replace(entry, note=note)
 
-    def drop(self, key: Path, reason: str) -> None:
+    def drop(self, key: KeyPath, reason: str) -> None:
         """Record a key without a place in a recipe."""
         self.settle(key, None, reason)
 
@@ -177,7 +176,7 @@ class KeyReport:
             if self.node(name) is not None:
                 self.drop((name,), reason)
 
-    def drop_unknown(self, key: Path, known: Iterable[str]) -> None:
+    def drop_unknown(self, key: KeyPath, known: Iterable[str]) -> None:
         """Drop a key without a counterpart, with the name that may have been meant."""
         close = nearest(str(key[-1]), {*known} - {str(key[-1])})
         hint = f"; did you mean `{close}`?" if close else ""
@@ -213,12 +212,12 @@ class KeyReport:
             else:
                 rule(self, key, value)
 
-    def origin(self, key: Path) -> Path:
+    def origin(self, key: KeyPath) -> KeyPath:
         """Return the key of the source that a key was brought up from."""
         return (*self._origins.get(str(key[0]), key[:1]), *key[1:])
 
 
-Rule = str | Callable[[KeyReport, Path, Any], None]
+Rule = str | Callable[[KeyReport, KeyPath, Any], None]
 """The key of the recipe that takes a value as it is, or a function that decides a key with a value."""
 Table = Mapping[str, Rule]
 """Keys of a tool and where they go; a key without a value is dropped as empty."""
@@ -262,7 +261,7 @@ def settled(target: str, note: str = "") -> Rule:
 def switch(target: str, value: Any = True, note: str = "") -> Rule:
     """Return a rule that writes a value if a switch is on, and nothing if it is off."""
 
-    def take(report: KeyReport, key: Path, on: Any) -> None:
+    def take(report: KeyReport, key: KeyPath, on: Any) -> None:
         if _is_on(on):
             report.keep(key, target, value, note)
         else:

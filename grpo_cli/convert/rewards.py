@@ -7,12 +7,12 @@ import importlib.util
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path as FilePath
+from pathlib import Path
 from typing import Any
 
 from grpo_cli.convert.key_report import EMPTY, KeyReport, read_keys, settled
 from grpo_cli.errors import nearest
-from grpo_cli.recipe.explanation import Path, dotted
+from grpo_cli.recipe.yaml_tree import KeyPath, dotted
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,13 @@ _MODEL_KEY = "reward_model_name_or_path"
 
 
 def take_rewards(
-    report: KeyReport, table: Rewards, folders: tuple[FilePath, ...], default: tuple[str, ...] = ()
+    report: KeyReport, table: Rewards, folders: tuple[Path, ...], default: tuple[str, ...] = ()
 ) -> None:
     """Take a list of reward functions and their weights; `table` has the tool's own names.
 
     A reward model, if a key of its own names one, comes first.
     """
-    rewards: list[tuple[Path | None, Reward]] = []
+    rewards: list[tuple[KeyPath | None, Reward]] = []
     if report.tool == "TRL" and report.get(_MODEL_KEY) is not None:
         entry = {"kind": "model", "path": str(report.get(_MODEL_KEY))}
         rewards.append(((_MODEL_KEY,), Reward(entry)))
@@ -53,7 +53,7 @@ def take_rewards(
         report.settle(("reward_funcs",), "rewards")
         alone = isinstance(report.get("reward_funcs"), str)
         for index, name in enumerate(names):
-            key: Path = ("reward_funcs",) if alone else ("reward_funcs", index)
+            key: KeyPath = ("reward_funcs",) if alone else ("reward_funcs", index)
             rewards.append((key, _translate(name, table, report.tool, folders)))
     else:
         report.drop_all(["reward_funcs"], "should be a list of names")
@@ -114,7 +114,7 @@ def listed_rewards(report: KeyReport) -> list[str] | None:
     return [str(name) for name in names] if isinstance(names, list) else None
 
 
-def _write(report: KeyReport, key: Path | None, reward: Reward, weight: dict[str, Any]) -> None:
+def _write(report: KeyReport, key: KeyPath | None, reward: Reward, weight: dict[str, Any]) -> None:
     written = report.recipe.get("rewards", [])
     target, source = f"rewards.{len(written)}", f"{report.tool}'s default"
     if key is not None and reward.entry is None:
@@ -137,7 +137,7 @@ def _take_weights(report: KeyReport, count: int) -> list[Any]:
     return [None] * count
 
 
-def _translate(name: str, table: Rewards, tool: str, folders: tuple[FilePath, ...]) -> Reward:
+def _translate(name: str, table: Rewards, tool: str, folders: tuple[Path, ...]) -> Reward:
     module, _, function = name.rpartition(".")
     if name in table:
         return table[name]
@@ -150,15 +150,15 @@ def _translate(name: str, table: Rewards, tool: str, folders: tuple[FilePath, ..
     return Reward(None, f"unknown to {tool}{hint}")
 
 
-def name_file(file: FilePath, folder: FilePath) -> str:
+def name_file(file: Path, folder: Path) -> str:
     """Return how a recipe in a folder names a file."""
     text = os.path.relpath(file, folder)
     return text if text.startswith(".") else f"./{text}"
 
 
-def place_function(module: str, function: str, folders: tuple[FilePath, ...]) -> str:
+def place_function(module: str, function: str, folders: tuple[Path, ...]) -> str:
     """Return how a recipe in the first of some folders names a function: by its file if one has it."""
-    relative = FilePath(*module.split("."))
+    relative = Path(*module.split("."))
     for folder in folders:
         for file in (folder / relative.with_suffix(".py"), folder / relative / "__init__.py"):
             if file.is_file():

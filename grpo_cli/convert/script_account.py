@@ -3,7 +3,7 @@
 import ast
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path as FilePath
+from pathlib import Path
 from typing import Any
 
 from grpo_cli.convert.key_report import KeyReport, by_key, read_keys, write_value
@@ -54,8 +54,8 @@ class ScriptAccount:
         self,
         module: ast.Module,
         cells: Sequence[int],
-        source: FilePath,
-        folder: FilePath,
+        source: Path,
+        folder: Path,
         flags: Mapping[str, Any] | None,
         places: Mapping[str, Location] | None = None,
     ) -> None:
@@ -222,7 +222,7 @@ class ScriptAccount:
     def locate(self, node: ast.AST) -> str:
         """Return the file and line of code, such as `train.py:12`."""
         place = self.place(node)
-        return f"{FilePath(place.source).name}:{place.line}"
+        return f"{Path(place.source).name}:{place.line}"
 
     def line_of(self, node: ast.AST) -> str:
         """Return the line of code, such as `line 12`, or `code cell 3:12` in a notebook."""

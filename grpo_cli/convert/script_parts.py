@@ -3,7 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
-from pathlib import Path as FilePath
+from pathlib import Path
 from typing import Any
 
 from grpo_cli.convert.key_report import read_keys
@@ -52,15 +52,13 @@ def kind_of(made: Object) -> str:
     return "rows" if is_rows or ".Dataset.from_" in f".{made.name}" else ""
 
 
-def find_other_package(made: Object, folder: FilePath) -> str:
+def find_other_package(made: Object, folder: Path) -> str:
     """Return the package that a trainer or config comes from; empty for TRL, and for a file here that uses TRL."""
     package = made.name.rpartition(".")[0].removesuffix(f".{made.last_name}")
     if not package or package.partition(".")[0] in _TRLS:
         return ""
     path = package.lstrip(".").replace(".", "/")
-    files = (
-        base / f"{path}{end}" for base in (folder, FilePath()) for end in (".py", "/__init__.py")
-    )
+    files = (base / f"{path}{end}" for base in (folder, Path()) for end in (".py", "/__init__.py"))
     is_ours = any(re.search(r"\btrl\b", read_source(each)) for each in files if each.is_file())
     return "" if is_ours else package
 

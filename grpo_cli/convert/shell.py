@@ -5,7 +5,7 @@ Source: `trl grpo`, `accelerate launch`, `torchrun`, and ms-swift's `swift rlhf`
 
 import re
 from dataclasses import dataclass, field, replace
-from pathlib import Path as FilePath
+from pathlib import Path
 
 from grpo_cli.convert.key_report import CONVERTIBLE
 from grpo_cli.convert.shell_syntax import (
@@ -73,7 +73,7 @@ class Command:
 class _Reader:
     """Runs the assignments of a script, and collects its commands that start a training."""
 
-    def __init__(self, folder: FilePath) -> None:
+    def __init__(self, folder: Path) -> None:
         self.commands: list[Command] = []
         self.unknown: list[Word] = []
         """Commands that are known only when the script runs."""
@@ -84,7 +84,7 @@ class _Reader:
         self._exported: dict[str, int] = {}
         self._uses: set[str] = set()
         """Variables in the text that `eval` or a shell runs."""
-        self._sourced: set[FilePath] = set()
+        self._sourced: set[Path] = set()
         self._ends: Context = ()
         """Branches that were not taken, since they end the script."""
         self._returns: Context = ()
@@ -261,7 +261,7 @@ def _is_shell(name: str, option: str) -> bool:
     )
 
 
-def read_command(text: str, source: FilePath) -> Command:
+def read_command(text: str, source: Path) -> Command:
     """Return the command of a shell script that starts a training with TRL or ms-swift.
 
     Raises:

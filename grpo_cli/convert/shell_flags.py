@@ -6,7 +6,7 @@ Source: `HfArgumentParser` of transformers 5.24; the launchers of accelerate 1.1
 import re
 from collections.abc import Container
 from dataclasses import dataclass, field, replace
-from pathlib import Path as FilePath
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from grpo_cli.convert.key_report import by_key, read_keys
@@ -120,7 +120,7 @@ def _count_processes(flags: dict[str, Flag]) -> None:
     flags["num_processes"] = count._replace(values=[text])
 
 
-def read_flags(command: Command, source: FilePath, *, is_read: bool) -> Flags:
+def read_flags(command: Command, source: Path, *, is_read: bool) -> Flags:
     """Return a command's flags, with the YAML that `--config` names.
 
     Args:
@@ -177,11 +177,11 @@ def read_flags(command: Command, source: FilePath, *, is_read: bool) -> Flags:
 
 
 def _merge_config(
-    result: Flags, config: str, is_unset: bool, line: int, command: Command, source: FilePath
+    result: Flags, config: str, is_unset: bool, line: int, command: Command, source: Path
 ) -> None:
     """Take the YAML that `--config` names: a file, or what the script writes to it."""
     where = Location(str(source), command.line, 1)
-    written = {FilePath(name).name: text for name, text in command.files.items()}
+    written = {Path(name).name: text for name, text in command.files.items()}
     name, path = config.rpartition("/")[2], find_beside(config, source.parent)
     if not config and not is_unset:
         cause, fix = "`--config` has no value", "name the YAML after it, or remove it"

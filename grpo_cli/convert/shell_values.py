@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path as FilePath
+from pathlib import Path
 from typing import NamedTuple
 
 from grpo_cli.convert.shell_syntax import (
@@ -284,12 +284,12 @@ def write_doubt(line: int, text: str) -> str:
     return f"{DOUBT}{line}\t{shown}{DOUBT}"
 
 
-def find_beside(text: str, folder: FilePath) -> FilePath | None:
+def find_beside(text: str, folder: Path) -> Path | None:
     """Return the file that a text names, whose beginning may be the script's folder; None if it is not here."""
     known = DOUBTS.sub("", text)
     if re.search(rf"{UNKNOWN}.*(?:dirname|BASH_SOURCE|pwd).*{UNKNOWN}", known, re.IGNORECASE):
         known = known.rpartition(UNKNOWN)[2].lstrip("/")
-    paths = FilePath(known), folder / known
+    paths = Path(known), folder / known
     return next((each for each in paths if os.path.isfile(each)), None)
 
 

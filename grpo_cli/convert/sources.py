@@ -5,7 +5,7 @@ import json
 import platform
 import re
 import warnings
-from pathlib import Path as FilePath
+from pathlib import Path
 from typing import Any
 
 from grpo_cli.errors import recipe_error
@@ -15,7 +15,7 @@ _MAGIC = re.compile(r"\s*(\w+\s*=\s*)?[%!?]")
 """Lines for the shell or for the notebook itself."""
 
 
-def read_python(text: str, source: FilePath) -> tuple[ast.Module, list[int]]:
+def read_python(text: str, source: Path) -> tuple[ast.Module, list[int]]:
     """Return a script's syntax tree and, of a notebook, the line at which each of its cells begins.
 
     Raises:
@@ -31,7 +31,7 @@ def read_python(text: str, source: FilePath) -> tuple[ast.Module, list[int]]:
     return _parse("\n".join(cells), source, starts), starts
 
 
-def _read_cells(text: str, source: FilePath) -> list[str]:
+def _read_cells(text: str, source: Path) -> list[str]:
     """Return the code of a notebook's cells; lines for the shell or the notebook are left out."""
     try:
         notebook = json.loads(text)
@@ -60,7 +60,7 @@ def _without_magic(code: str) -> str:
     return "\n".join(kept)
 
 
-def _parse(text: str, source: FilePath, starts: list[int]) -> ast.Module:
+def _parse(text: str, source: Path, starts: list[int]) -> ast.Module:
     flags = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
     where, cause = Location(str(source), 1, 1), ""
     try:

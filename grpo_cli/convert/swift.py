@@ -4,7 +4,7 @@ Source: ms-swift 4, `swift/arguments/`, `swift/rlhf_trainers/args_mixin.py`, `sw
 """
 
 import re
-from pathlib import Path as FilePath
+from pathlib import Path
 from typing import Any
 
 from grpo_cli.convert import trl
@@ -24,8 +24,7 @@ from grpo_cli.convert.rewards import (
     take_rewards,
 )
 from grpo_cli.input_files import find_fault, read_input_text
-from grpo_cli.recipe.explanation import Path
-from grpo_cli.recipe.yaml_tree import as_node
+from grpo_cli.recipe.yaml_tree import KeyPath, as_node
 
 _DEFAULT = "ms-swift's default"
 _DATASET = re.compile(
@@ -44,7 +43,7 @@ SWIFT_KEYS = frozenset(
 """Keys of ms-swift that are read, by TRL's names."""
 
 
-def convert_swift(report: KeyReport, folders: tuple[FilePath, ...]) -> None:
+def convert_swift(report: KeyReport, folders: tuple[Path, ...]) -> None:
     """Take every key of an ms-swift config; refuse one for another training than GRPO."""
     report.rename({"ENV": ""}, {**read_keys("swift-names"), "NPROC_PER_NODE": "num_processes"})
     trl.take_method(report, "rlhf_type", ("grpo",))
@@ -101,14 +100,14 @@ def _take_tuner(report: KeyReport) -> None:
             report.drop((key,), f"recipes have LoRA, and no `{kind}`")
 
 
-def _take_bits(report: KeyReport, key: Path, value: Any) -> None:
+def _take_bits(report: KeyReport, key: KeyPath, value: Any) -> None:
     if value in (4, 8):
         report.keep(key, "model.quantization", f"{value}bit")
     else:
         report.drop(key, "recipes quantize to 4 or 8 bits")
 
 
-def _take_adapters(report: KeyReport, key: Path, value: Any) -> None:
+def _take_adapters(report: KeyReport, key: KeyPath, value: Any) -> None:
     folder = value[0] if isinstance(value, list) and len(value) == 1 else value
     if isinstance(folder, str):
         report.keep(key, "model.adapter", folder)
@@ -148,7 +147,7 @@ def _take_rows(report: KeyReport) -> None:
     report.add_to_do("dataset.prompt", f"{text}\n{PROMPT_EXAMPLE}")
 
 
-def _take_val_dataset(report: KeyReport, key: Path, value: Any) -> None:
+def _take_val_dataset(report: KeyReport, key: KeyPath, value: Any) -> None:
     """Take the files of held-out rows."""
     names = value if isinstance(value, list) else [value]
     if all(isinstance(each, str) and each.endswith(FILE_ENDINGS) for each in names):
@@ -157,9 +156,9 @@ def _take_val_dataset(report: KeyReport, key: Path, value: Any) -> None:
         report.drop(key, "name them in `dataset.eval_split`, or in `dataset.eval` for files")
 
 
-def _take_system(report: KeyReport, key: Path, value: Any) -> None:
+def _take_system(report: KeyReport, key: KeyPath, value: Any) -> None:
     """Take a system prompt, or the text of the file that it names."""
-    file = FilePath(str(value)) if len(str(value)) < 256 and "\n" not in str(value) else None
+    file = Path(str(value)) if len(str(value)) < 256 and "\n" not in str(value) else None
     if file is not None and file.suffix == ".txt":
         if find_fault(file):
             report.drop(key, f"`{value}` was not found")
@@ -169,7 +168,7 @@ def _take_system(report: KeyReport, key: Path, value: Any) -> None:
     trl.take_system_prompt(report, key, value)
 
 
-def _take_columns(report: KeyReport, key: Path, value: Any) -> None:
+def _take_columns(report: KeyReport, key: KeyPath, value: Any) -> None:
     """Take ms-swift's columns, which name the new column of each old one."""
     names = trl.read_json(value)
     if names is None:
@@ -187,7 +186,7 @@ _ROWS: Table = {
 }
 
 
-def _take_rewards(report: KeyReport, folders: tuple[FilePath, ...]) -> None:
+def _take_rewards(report: KeyReport, folders: tuple[Path, ...]) -> None:
     """Take ms-swift's rewards with their parameters; those of plugins are left to the user."""
     longest = report.get("max_completion_length") or 512
     names = listed_rewards(report) or ()

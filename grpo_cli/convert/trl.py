@@ -7,7 +7,7 @@ Source: `trl/scripts/grpo.py`, `ModelConfig`, `GRPOConfig` and `accelerate_confi
 import json
 import re
 from collections.abc import Container, Sequence
-from pathlib import Path as FilePath
+from pathlib import Path
 from typing import Any
 
 from grpo_cli.convert.datasets import MIXTURE_KEYS, NAMED, take_dataset, take_entries
@@ -32,7 +32,7 @@ from grpo_cli.convert.rewards import (
 from grpo_cli.errors import recipe_error
 from grpo_cli.input_files import read_input_text
 from grpo_cli.recipe import grpo_fields
-from grpo_cli.recipe.explanation import Path
+from grpo_cli.recipe.yaml_tree import KeyPath
 
 LORA_NAMES = {target.rpartition(".")[2]: name for name, target in read_keys("lora")["keep"].items()}
 """Arguments of peft's `LoraConfig` → their names in TRL's `ModelConfig`."""
@@ -50,7 +50,7 @@ def _plain_dtype(value: Any) -> str:
     return _SHORT_DTYPES.get(name, name)
 
 
-def _take_dtype(report: KeyReport, key: Path, value: Any) -> None:
+def _take_dtype(report: KeyReport, key: KeyPath, value: Any) -> None:
     report.keep(key, "model.dtype", _plain_dtype(value))
 
 
@@ -63,7 +63,7 @@ def read_json(value: Any) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def _take_init_kwargs(report: KeyReport, key: Path, value: Any) -> None:
+def _take_init_kwargs(report: KeyReport, key: KeyPath, value: Any) -> None:
     options = read_json(value)
     if options is None:
         report.drop(key, NOT_JSON)
@@ -86,7 +86,7 @@ MODEL: Table = {
 }
 
 
-def _take_target_modules(report: KeyReport, key: Path, value: Any) -> None:
+def _take_target_modules(report: KeyReport, key: KeyPath, value: Any) -> None:
     """Take names; TRL takes a list of one as its text, which may be a pattern or `all-linear`."""
     only = str(value[0]) if isinstance(value, list) and len(value) == 1 else ""
     is_name = re.fullmatch(r"[\w.]*", only)
@@ -158,16 +158,16 @@ _STRATEGIES = read_keys("strategies")
 _STAGE = re.compile(r"zero[-_]?([123])(?![0-9])|\bstage\W+([123])\b")
 
 
-def _take_accelerate_config(report: KeyReport, key: Path, value: Any) -> None:
+def _take_accelerate_config(report: KeyReport, key: KeyPath, value: Any) -> None:
     text = str(value)
-    strategy = _STRATEGIES.get(text if FilePath(text).is_file() else FilePath(text).stem)
+    strategy = _STRATEGIES.get(text if Path(text).is_file() else Path(text).stem)
     if strategy is None:
         report.keep(key, "launch.accelerate_config", text)
     else:
         report.keep(key, "launch.strategy", strategy, f"by the name of `{text}`")
 
 
-def _take_deepspeed(report: KeyReport, key: Path, value: Any) -> None:
+def _take_deepspeed(report: KeyReport, key: KeyPath, value: Any) -> None:
     """Take the stage of a DeepSpeed config: a mapping, a JSON file, or a file known by its name."""
     text = str(value)
     try:
@@ -183,7 +183,7 @@ def _take_deepspeed(report: KeyReport, key: Path, value: Any) -> None:
         report.keep(key, "launch.strategy", f"zero{stage[1] or stage[2]}", note)
 
 
-def _take_fsdp(report: KeyReport, key: Path, value: Any) -> None:
+def _take_fsdp(report: KeyReport, key: KeyPath, value: Any) -> None:
     if not value:
         report.drop(key, EMPTY)
     elif report.get("fsdp") in ([], "", False):
@@ -196,7 +196,7 @@ def _take_fsdp(report: KeyReport, key: Path, value: Any) -> None:
         report.keep(key, "launch.strategy", "fsdp2", note)
 
 
-def _take_warmup_ratio(report: KeyReport, key: Path, ratio: Any) -> None:
+def _take_warmup_ratio(report: KeyReport, key: KeyPath, ratio: Any) -> None:
     """Take the share of warm-up steps, which transformers 5 reads from `warmup_steps` below 1."""
     if report.get("warmup_steps"):
         report.drop(key, "`warmup_steps` is set too and takes precedence")
@@ -221,7 +221,7 @@ _NULLABLE = ("vllm_importance_sampling_clip_max",)
 
 
 def convert_trl(
-    report: KeyReport, folders: tuple[FilePath, ...], rewards: Rewards | None = None
+    report: KeyReport, folders: tuple[Path, ...], rewards: Rewards | None = None
 ) -> None:
     """Take every key of a TRL config; modules with rewards may lie in `folders`, the recipe's first."""
     take_model(report)
@@ -308,14 +308,14 @@ _CODE_FORMAT = r"\A<think>\n.*?\n</think>\n<answer>\n.*?```{}.*?```.*?\n</answer
 _R1_REWARDS = read_rewards("open-r1-rewards")
 
 
-def take_system_prompt(report: KeyReport, key: Path, value: Any) -> None:
+def take_system_prompt(report: KeyReport, key: KeyPath, value: Any) -> None:
     """Take a system prompt as it is written, though recipes read it as Jinja."""
     is_jinja = any(mark in str(value) for mark in ("{{", "{%", "{#"))
     text = f"{{% raw %}}{value}{{% endraw %}}" if is_jinja else str(value)
     report.keep(key, "dataset.prompt.system", text)
 
 
-def _take_mixture(report: KeyReport, key: Path, value: Any) -> None:
+def _take_mixture(report: KeyReport, key: KeyPath, value: Any) -> None:
     take_entries(report, str(key[0]), "datasets")
     report.take({"test_split_size": "dataset.eval_fraction"}, *key)
     for name in report.rest(*key):
@@ -338,7 +338,7 @@ R1_REWARD_SIGNS = tuple(_R1_REWARDS)
 """Reward functions of open-r1 that TRL does not have."""
 
 
-def convert_open_r1(report: KeyReport, folders: tuple[FilePath, ...]) -> None:
+def convert_open_r1(report: KeyReport, folders: tuple[Path, ...]) -> None:
     """Take every key of an open-r1 recipe: TRL's, and rewards, prompts and callbacks of its own."""
     take_model(report)
     if report.get("dataset_mixture") is None:

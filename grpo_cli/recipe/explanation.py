@@ -1,18 +1,17 @@
 """Turns pydantic's errors into issues with the line, what was seen and a fix."""
 
 import typing
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from pydantic import ValidationError
 
 from grpo_cli.errors import nearest, sort_by_likeness
-from grpo_cli.issues import Issue, Location
+from grpo_cli.issues import Issue
 from grpo_cli.recipe.base import Section, field_docs
-from grpo_cli.recipe.yaml_tree import Node
+from grpo_cli.recipe.yaml_tree import KeyPath, Node, dotted, locate
 
-Path = tuple[str | int, ...]
 _LISTED = 12
 """Valid keys that a message names."""
 UNKNOWN = "unknown key"
@@ -63,7 +62,9 @@ _BOUNDS = {
 }
 
 
-def explain(error: ValidationError, model: type[Section], tree: Node, at: Path = ()) -> list[Issue]:
+def explain(
+    error: ValidationError, model: type[Section], tree: Node, at: KeyPath = ()
+) -> list[Issue]:
     """Return one issue for each place that pydantic found wrong.
 
     Args:
@@ -72,7 +73,7 @@ def explain(error: ValidationError, model: type[Section], tree: Node, at: Path =
         tree: The whole recipe as read.
         at: Where in the tree the validated value stands.
     """
-    places: dict[Path, list[dict[str, Any]]] = {}
+    places: dict[KeyPath, list[dict[str, Any]]] = {}
     for entry in error.errors(include_url=False):
         path = _existing_path(tree, at, entry["loc"], entry["type"])
         places.setdefault(path, []).append(typing.cast(dict[str, Any], entry))
@@ -93,32 +94,7 @@ def explain(error: ValidationError, model: type[Section], tree: Node, at: Path =
     return [issue for issue in issues if issue is not None]
 
 
-def dotted(path: Iterable[str | int]) -> str:
-    """Return `("rewards", 0, "kind")` as `rewards.0.kind`."""
-    return ".".join(map(str, path))
-
-
-def split_path(path: str) -> Path:
-    """Return `rewards.0.kind` as `("rewards", 0, "kind")`."""
-    return tuple(
-        int(step) if step.isascii() and step.isdigit() else step for step in path.split(".")
-    )
-
-
-def locate(tree: Node, path: Path, *, key: bool = False) -> Location:
-    """Return where the value (or its key) stands; the nearest ancestor's place if it was not written."""
-    node = tree
-    for depth, step in enumerate(path, 1):
-        child = node.child(step)
-        if child is None:
-            break
-        if key and depth == len(path):
-            return node.key_locations.get(str(step), child.location)
-        node = child
-    return node.location
-
-
-def unknown_key(tree: Node, path: Path, valid: Sequence[str], hint: str | None = None) -> Issue:
+def unknown_key(tree: Node, path: KeyPath, valid: Sequence[str], hint: str | None = None) -> Issue:
     """Return the issue of an unknown key, with the nearest valid name or, if it belongs elsewhere, a hint."""
     name, where = str(path[-1]), locate(tree, path, key=True)
     if hint:
@@ -144,7 +120,7 @@ def unknown_key(tree: Node, path: Path, valid: Sequence[str], hint: str | None =
     return Issue(f"unknown key `{name}`", fix, dotted(path), where, kind=UNKNOWN)
 
 
-def _existing_path(tree: Node, at: Path, steps: Path, kind: str) -> Path:
+def _existing_path(tree: Node, at: KeyPath, steps: KeyPath, kind: str) -> KeyPath:
     """Return the path without the branches of unions that pydantic tried and names too."""
     path, node = at, tree.find(at) or tree
     for index, step in enumerate(steps, 1):
@@ -157,7 +133,7 @@ def _existing_path(tree: Node, at: Path, steps: Path, kind: str) -> Path:
 
 
 def _explain_place(
-    path: Path, entries: list[dict[str, Any]], model: type[Section], tree: Node, at: Path
+    path: KeyPath, entries: list[dict[str, Any]], model: type[Section], tree: Node, at: KeyPath
 ) -> Issue | None:
     """Return the issue of one place; None if a list is too short only because its entries are wrong."""
     kind, context = entries[0]["type"], entries[0].get("ctx", {})
@@ -259,7 +235,7 @@ def _show(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}…"
 
 
-def _section_at(model: type[Section], tree: Node, at: Path, path: Path) -> type[Section]:
+def _section_at(model: type[Section], tree: Node, at: KeyPath, path: KeyPath) -> type[Section]:
     """Return the schema of the mapping at `path`; of the nearest one above if it has none."""
     for depth in range(len(at), len(path)):
         fields = {field.alias or key: field for key, field in model.model_fields.items()}
@@ -276,13 +252,15 @@ def _section_at(model: type[Section], tree: Node, at: Path, path: Path) -> type[
     return model
 
 
-def _kinds_at(model: type[Section], tree: Node, at: Path, path: Path) -> list[str]:
+def _kinds_at(model: type[Section], tree: Node, at: KeyPath, path: KeyPath) -> list[str]:
     """Return the kinds that the mapping at `path`, or list entry, may be of; keys tell a mixture."""
     options = _options_at(model, tree, at, path)
     return [kind for each in options for kind in _kinds_of(each) if kind != "mixture"]
 
 
-def _options_at(model: type[Section], tree: Node, at: Path, path: Path) -> Sequence[type[Section]]:
+def _options_at(
+    model: type[Section], tree: Node, at: KeyPath, path: KeyPath
+) -> Sequence[type[Section]]:
     """Return the schemas that the mapping at `path`, or list entry, may have."""
     end = -2 if path and isinstance(path[-1], int) else -1
     if len(path[:end]) < len(at) or not path:

@@ -14,11 +14,19 @@ from pydantic import ValidationError
 from grpo_cli.errors import GrpoError, RecipeError, nearest, recipe_error
 from grpo_cli.input_files import find_fault
 from grpo_cli.issues import Issue, Location
-from grpo_cli.recipe import explanation
 from grpo_cli.recipe.adapter import fill_from_adapter
+from grpo_cli.recipe.explanation import explain
 from grpo_cli.recipe.grpo_fields import check_trl_keys
 from grpo_cli.recipe.recipe import Recipe
-from grpo_cli.recipe.yaml_tree import Node, merge, read_source, read_text, write_plain
+from grpo_cli.recipe.yaml_tree import (
+    Node,
+    locate,
+    merge,
+    read_source,
+    read_text,
+    split_path,
+    write_plain,
+)
 from grpo_cli.user_code import find_module_file
 
 _STAND_INS: dict[str, Any] = {
@@ -91,8 +99,8 @@ class LoadedRecipe:
     def place(self, problem: Issue) -> Issue:
         """Return the same problem with the line its dotted path was written on, and that path."""
         if problem.location is None and problem.path:
-            steps = explanation.split_path(problem.path)
-            problem = replace(problem, location=explanation.locate(self.tree, steps))
+            steps = split_path(problem.path)
+            problem = replace(problem, location=locate(self.tree, steps))
         section, _, rest = problem.path.partition(".")
         index, _, rest = rest.partition(".")
         if (origin := self.origins.get(f"{section}.{index}")) is None:
@@ -174,7 +182,7 @@ def _validate(tree: Node) -> tuple[Recipe | None, list[Issue]]:
         try:
             return Recipe.model_validate(values), problems
         except ValidationError as error:
-            issues = explanation.explain(error, Recipe, tree)
+            issues = explain(error, Recipe, tree)
         reported = [f"{problem.path}." for problem in problems]
         wrong = [
             issue
@@ -190,7 +198,7 @@ def _leave_out(values: dict[str, Any], path: str) -> None:
     """Remove the value at a dotted path, or the list that it is an entry of."""
     owner, key = values, path
     value: Any = values
-    for step in explanation.split_path(path):
+    for step in split_path(path):
         if isinstance(value, dict):
             owner, key, value = value, str(step), value.get(str(step))
         elif isinstance(value, list) and isinstance(step, int):

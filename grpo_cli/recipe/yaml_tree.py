@@ -17,6 +17,8 @@ from grpo_cli.errors import RecipeError, recipe_error, sort_by_likeness
 from grpo_cli.input_files import read_input
 from grpo_cli.issues import Issue, Location
 
+KeyPath = tuple[str | int, ...]
+"""Keys of mappings and indices of lists, from the root of a tree to a value."""
 # Python reads numbers of up to 4300 digits; a longer one stays text.
 _INTEGER = re.compile(r"[-+]?[0-9][0-9_]{0,4000}|0x[0-9a-fA-F]+|0o[0-7]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9]+)?")
@@ -106,6 +108,31 @@ def as_node(value: Any, where: Location) -> Node:
     if isinstance(value, list | tuple | set):
         return Node([as_node(each, where) for each in value], where)
     return Node(value, where)
+
+
+def dotted(path: Iterable[str | int]) -> str:
+    """Return `("rewards", 0, "kind")` as `rewards.0.kind`."""
+    return ".".join(map(str, path))
+
+
+def split_path(path: str) -> KeyPath:
+    """Return `rewards.0.kind` as `("rewards", 0, "kind")`."""
+    return tuple(
+        int(step) if step.isascii() and step.isdigit() else step for step in path.split(".")
+    )
+
+
+def locate(tree: Node, path: KeyPath, *, key: bool = False) -> Location:
+    """Return where the value (or its key) stands; the nearest ancestor's place if it was not written."""
+    node = tree
+    for depth, step in enumerate(path, 1):
+        child = node.child(step)
+        if child is None:
+            break
+        if key and depth == len(path):
+            return node.key_locations.get(str(step), child.location)
+        node = child
+    return node.location
 
 
 def merge(base: Node, over: Node) -> Node:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "grpo_cli"
-LINES = 71_120
+LINES = 71_082
 """Of the whole package; the goal is 58,000."""
-CORE = 74, 16_500
+CORE = 73, 16_480
 """Modules that `training/run.py` imports whatever the recipe is, and their lines; the goal is 80 and 17,000."""
 ROOMS = {
     "adapter": 12,

@@ -4,8 +4,7 @@ import pytest
 
 from grpo_cli.convert.key_report import KeyReport, write_recipe
 from grpo_cli.convert.trl import convert_open_r1
-from grpo_cli.recipe.explanation import dotted
-from grpo_cli.recipe.yaml_tree import read_text
+from grpo_cli.recipe.yaml_tree import dotted, read_text
 from tests.unit.convert.readings import NAMES, convert, leaves, read, reasons, write
 
 

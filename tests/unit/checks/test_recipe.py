@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_cli.checks.texts import check_texts, check_to_do
+from grpo_cli.checks.recipe import check_texts, check_to_do
 from grpo_cli.recipe.loading import LoadedRecipe
 from grpo_cli.recipe.yaml_tree import read_text
 from tests.contexts import make_context
