@@ -11,9 +11,10 @@ from pydantic import TypeAdapter, ValidationError
 from grpo_cli.batch.plan import BatchInputs, BatchPlan, batch_inputs, plan_batch
 from grpo_cli.data.preview import Preview, join_previews, preview
 from grpo_cli.data.rows import suggest
-from grpo_cli.errors import ProblemsError, RunError
+from grpo_cli.errors import ProblemsError, RecipeError, RunError
 from grpo_cli.issues import Issue
 from grpo_cli.machine import Hardware, is_on_cpu, resolve_num_processes
+from grpo_cli.models.source import resolve_source
 from grpo_cli.recipe.base import Section
 from grpo_cli.recipe.dataset import DatasetConfig, MixtureDataset
 from grpo_cli.recipe.episode import KindConfig
@@ -58,6 +59,19 @@ class CheckContext:
     """Optimizer steps of the training; None if they are not known."""
     on_cpu: bool
     """Whether training is known to be on a CPU; a job's nodes may have GPUs that this machine lacks."""
+
+    def find_unseen(self) -> Iterator[str]:
+        """Yield what the training depends on and no check looks at, in words."""
+        recipe, seen, processes = self.recipe, self.preview, self.num_processes
+        if recipe.dataset.streams and recipe.dataset.limit != recipe.dataset.rows_read:
+            yield f"rows after the first {recipe.dataset.rows_read:,}, which are read while training needs them"
+        elif seen is None or seen.train_rows is None:
+            yield "the rows of the dataset, which are loaded when training starts"
+        with suppress(RecipeError):
+            if resolve_source(recipe.model).kind == "hub":
+                yield f"the model {recipe.model.path}: a hub id, which is not looked up here"
+        if processes > 1 and not recipe.launch.use_cpu and self.hardware.gpus == 0:
+            yield f"GPUs for the {processes} processes: none was found, or `--gpus 0` was given"
 
 
 def read_context(loaded: LoadedRecipe, hardware: Hardware) -> CheckContext:

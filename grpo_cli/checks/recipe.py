@@ -37,7 +37,6 @@ from grpo_cli.data.preview import Preview
 from grpo_cli.errors import RecipeError
 from grpo_cli.issues import Issue, Location, sort_issues
 from grpo_cli.machine import Hardware, read_hardware
-from grpo_cli.models.source import resolve_source
 from grpo_cli.recipe.loading import LoadedRecipe, load_tree
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.recipe.yaml_tree import KeyPath, Node, dotted, split_path
@@ -223,7 +222,7 @@ def check_recipe(
     loaded = resolve_dtype(load_tree(path, overrides))
     loaded, notes = resolve_backend(loaded, hardware, environment=environment)
     context = read_context(loaded, hardware)
-    unseen = () if loaded.recipe is None or loaded.problems else tuple(_find_unseen(context))
+    unseen = () if loaded.recipe is None or loaded.problems else tuple(context.find_unseen())
     # The values that they are about were left out for the checks, which may miss them.
     known = tuple(f"{issue.path}." for issue in loaded.problems)
     found = [*notes, *_run_checks(context)]
@@ -266,16 +265,3 @@ def _name_packages_once(problems: list[Issue]) -> Iterator[Issue]:
     for first, *more in (list(group.values()) for group in alike.values()):
         also = " and ".join(f"`{each.path}`" for each in more)
         yield replace(first, why=f"it is also needed by {also}") if also else first
-
-
-def _find_unseen(context: CheckContext) -> Iterator[str]:
-    recipe, seen, processes = context.recipe, context.preview, context.num_processes
-    if recipe.dataset.streams and recipe.dataset.limit != recipe.dataset.rows_read:
-        yield f"rows after the first {recipe.dataset.rows_read:,}, which are read while training needs them"
-    elif seen is None or seen.train_rows is None:
-        yield "the rows of the dataset, which are loaded when training starts"
-    with suppress(RecipeError):
-        if resolve_source(recipe.model).kind == "hub":
-            yield f"the model {recipe.model.path}: a hub id, which is not looked up here"
-    if processes > 1 and not recipe.launch.use_cpu and context.hardware.gpus == 0:
-        yield f"GPUs for the {processes} processes: none was found, or `--gpus 0` was given"

@@ -4,11 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from grpo_cli.checks.context import CheckContext
-from grpo_cli.errors import RewardError
 from grpo_cli.issues import Issue
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.recipe.rewards import RewardConfig
-from grpo_cli.rewards.building import name_rewards
 from grpo_cli.rewards.contract import RewardParams
 from grpo_cli.rewards.scoring import clip_score
 
@@ -23,12 +21,6 @@ def check_rewards(context: CheckContext) -> Iterator[Issue]:
     yield from _check_weights(recipe)
     yield from _check_sources(recipe)
     yield from _check_unfit(recipe, context.kinds)
-    try:
-        name_rewards(recipe.rewards)
-    except RewardError as error:
-        issue = error.as_issue("rewards")
-        if all(each.seen != issue.seen for each in context.kind_issues):
-            yield issue
 
 
 def _check_unfit(recipe: Recipe, kinds: Mapping[str, Any]) -> Iterator[Issue]:
@@ -108,7 +100,12 @@ def _check_range(config: RewardConfig, params: RewardParams, path: str) -> Itera
 def _check_repeated(
     rewards: Sequence[RewardConfig], valid: Mapping[int, RewardParams]
 ) -> Iterator[Issue]:
-    """Find rewards whose score counts twice."""
+    """Find rewards whose name is taken, or whose score counts twice."""
+    names = [each.name for each in rewards]
+    for index, name in enumerate(names):
+        if name in names[:index] and name is not None:
+            seen = f"two rewards have the name `{name}`"
+            yield Issue(seen, "rename one of them", f"rewards.{index}.name")
     plain = [each.model_copy(update={"name": None}) for each in rewards]
     unsigned = [each.model_copy(update={"weight": abs(each.weight)}) for each in plain]
     for index, each in enumerate(plain):

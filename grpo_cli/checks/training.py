@@ -43,9 +43,10 @@ def _check_compilation(recipe: Recipe) -> Iterator[Issue]:
 
     Source: transformers 5.24, `TrainingArguments.__post_init__`.
     """
-    extras = recipe.training.extras
+    is_off = "torch_compile" in recipe.training.model_fields_set
+    is_off = is_off and not recipe.setting("torch_compile")
     for name in ("torch_compile_backend", "torch_compile_mode"):
-        if extras.get("torch_compile") is False and extras.get(name) is not None:
+        if is_off and recipe.setting(name) is not None:
             seen = "compiles the model although `torch_compile` is false"
             fix = "remove it, or set `training.torch_compile: true`"
             yield Issue(seen, fix, f"training.{name}")
@@ -144,15 +145,15 @@ def check_precision(context: CheckContext) -> Iterator[Issue]:
     Source: trl 1.16, `GRPOTrainer._generate_single_turn`, `unwrapped_model.to(torch.bfloat16)`.
     """
     recipe, cpu = context.recipe, context.on_cpu
-    extras = recipe.training.extras
-    if extras.get("fp16") and extras.get("bf16"):
+    fp16, bf16 = recipe.setting("fp16"), recipe.setting("bf16")
+    if fp16 and bf16:
         seen = "`fp16` and `bf16` are both true, and a model is computed in one precision"
         yield Issue(seen, "remove `fp16`", "training.fp16")
-    elif extras.get("fp16") and cpu:
+    elif fp16 and cpu:
         seen = "fp16 needs a GPU, and this training is on a CPU"
         yield Issue(seen, "remove `fp16`", "training.fp16")
     names = {"bf16": "bfloat16", "fp16": "float16", "no": None}
-    mixed, dtype = names[recipe.training.mixed_precision(cpu=cpu)], recipe.model.dtype
+    mixed, dtype = names[recipe.mixed_precision(cpu=cpu)], recipe.model.dtype
     if _loses_updates(recipe, mixed):
         rate = float(recipe.setting("learning_rate"))
         seen = (
@@ -182,7 +183,7 @@ def check_precision(context: CheckContext) -> Iterator[Issue]:
         return
     for path, is_set, value in (
         ("model.dtype", dtype == "bfloat16", "auto"),
-        ("training.bf16", extras.get("bf16"), "false"),
+        ("training.bf16", bf16, "false"),
     ):
         if is_set:
             seen = (

@@ -139,7 +139,7 @@ def plan_launch(
             launch,
             strategy,
             processes,
-            mixed_precision=recipe.training.mixed_precision(cpu=device == "cpu"),
+            mixed_precision=recipe.mixed_precision(cpu=device == "cpu"),
         ),
         server=server,
     )

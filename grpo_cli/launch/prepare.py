@@ -28,7 +28,6 @@ from grpo_cli.models.vllm_engine import adapter_rank
 from grpo_cli.recipe.comparison import hash_code
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.reporter import Reporter
-from grpo_cli.runs.files import write_json
 from grpo_cli.runs.folder import (
     RunFolder,
     StatusFile,
@@ -173,7 +172,7 @@ class _Start:
     def described(self, folder: RunFolder) -> PreparedRun:
         """Write into a new folder what is launched in it."""
         run = self._ready(folder)
-        write_json(folder.manifest, self.origin)
+        folder.write_manifest(self.origin)
         folder.write_plan(run.plan.as_json())
         StatusFile(folder.status).update(state="pending")
         return run

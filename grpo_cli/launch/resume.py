@@ -206,6 +206,6 @@ def _open_attempt(
     attempt.mkdir(parents=True)
     run.completions.mkdir(exist_ok=True)
     write_json(attempt / run.manifest.name, dict(origin))
-    write_json(run.manifest, {**run.read_manifest(), "code": hash_code(recipe)})
+    run.write_manifest({**run.read_manifest(), "code": hash_code(recipe)})
     run.write_recipe(recipe)
     run.write_plan(plan.as_json())

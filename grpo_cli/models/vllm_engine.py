@@ -33,7 +33,7 @@ def pick_dtype(recipe: Recipe, device: Device) -> str | None:
 
     On a GPU that is the autocast's, bf16 unless set otherwise, whatever the weights are in.
     """
-    mixed = recipe.training.mixed_precision(cpu=False) if device == "cuda" else "no"
+    mixed = recipe.mixed_precision(cpu=False) if device == "cuda" else "no"
     if mixed != "no":
         return "float16" if mixed == "fp16" else "bfloat16"
     return None if recipe.model.dtype == "auto" else recipe.model.dtype

@@ -65,7 +65,7 @@ def find_device(recipe: Recipe) -> Device:
     import torch
 
     cuda = pick_device(recipe.launch) == "cuda"
-    autocast = recipe.training.mixed_precision(cpu=not cuda) != "no"
+    autocast = recipe.mixed_precision(cpu=not cuda) != "no"
     if cuda:
         free, total = torch.cuda.mem_get_info()
         return Device("cuda", total, free, CUDA_CONTEXT, autocast)

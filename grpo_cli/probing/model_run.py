@@ -309,7 +309,7 @@ def _time_step(
     labels = ids.masked_fill(mask == 0, -100)
     labels[:, :-width] = -100
     kind = model.device.type
-    mixed = recipe.training.mixed_precision(cpu=kind == "cpu") == "bf16"
+    mixed = recipe.mixed_precision(cpu=kind == "cpu") == "bf16"
 
     def forward(rows: int = size) -> Any:
         inputs = {"input_ids": ids, "attention_mask": mask, "labels": labels}

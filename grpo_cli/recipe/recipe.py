@@ -1,7 +1,7 @@
 """The whole recipe: one frozen object, the only input of everything downstream."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError, PydanticKnownError
@@ -228,6 +228,16 @@ class Recipe(Section):
         options = self.setting("gradient_checkpointing_kwargs") or {}
         return bool(self.setting("gradient_checkpointing") and options.get("use_reentrant"))
 
+    def mixed_precision(self, *, cpu: bool) -> Literal["bf16", "fp16", "no"]:
+        """Return the precision of the computation, whatever the weights are in; `no` is their own.
+
+        That is bf16 by default on a GPU; on a CPU, which may only emulate it, the recipe has to set it.
+        """
+        if self.setting("fp16"):
+            return "fp16"
+        bf16 = self.setting("bf16")
+        return "bf16" if (not cpu if bf16 is None else bf16) else "no"
+
     def setting(self, name: str) -> Any:
         """Return the value of a `GRPOConfig` field that has a place in the recipe, or else TRL's default.
 
@@ -242,7 +252,7 @@ class Recipe(Section):
             sections = (self.generation.vllm,)
         key = name.removeprefix("vllm_")
         for section in sections:
-            if key in type(section).model_fields or key in section.extras:
+            if key in type(section).model_fields or key in (section.model_extra or ()):
                 return getattr(section, key)
         return read_fields("GRPOConfig")[name].default
 

@@ -185,15 +185,6 @@ class TrainingConfig(OpenSection):
         {"early_stopping", "stop_when", "fast", "mode", "asynchronous"}
     )
 
-    def mixed_precision(self, *, cpu: bool) -> Literal["bf16", "fp16", "no"]:
-        """Return the precision of the computation, whatever the weights are in; `no` is their own.
-
-        That is bf16 by default on a GPU; on a CPU, which may only emulate it, the recipe has to set it.
-        """
-        if self.extras.get("fp16"):
-            return "fp16"
-        return "bf16" if self.extras.get("bf16", not cpu) else "no"
-
     def trl_fields(self) -> dict[str, Any]:
         """Return every `GRPOConfig` field this section sets, under TRL's names."""
         return self.model_dump(exclude=set(self.OURS))

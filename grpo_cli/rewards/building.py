@@ -1,7 +1,6 @@
 """From a recipe's list to rewards that score: names, parameters, time limits, and what they know of the recipe."""
 
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -40,7 +39,7 @@ def build_rewards(configs: Sequence[RewardConfig], context: RewardContext) -> li
 
     Raises:
         RewardError: A kind or its parameters are wrong (`checks` reports these with their
-            lines), names repeat, or a user's module cannot be imported.
+            lines), or a user's module cannot be imported.
         SetupError: A kind's library is not installed.
     """
     from grpo_cli.rewards.pool import WorkerPool
@@ -95,16 +94,8 @@ def _right_score(config: RewardConfig, best: float | None) -> float | None:
 
 
 def name_rewards(configs: Sequence[RewardConfig]) -> list[str]:
-    """Return the rewards' names: their own, or their kind's default, with `_2`, `_3`, … if it is taken.
-
-    Raises:
-        RewardError: Two rewards have the same `name`.
-    """
-    counts = Counter(config.name for config in configs if config.name is not None)
-    repeated = [name for name, count in counts.items() if count > 1]
-    if repeated:
-        raise RewardError(f"two rewards have the name {repeated[0]!r}", "rename one of them")
-    taken = set(counts)
+    """Return the rewards' names: their own, or their kind's default, with `_2`, `_3`, … if it is taken."""
+    taken = {config.name for config in configs if config.name is not None}
     names = []
     for config in configs:
         params = find_kind(config.kind)

@@ -5,7 +5,7 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -100,26 +100,14 @@ def read_file(
     except (OSError, ValueError) as error:
         raise damaged(path, error, fix) from None
     try:
-        return _adapter(kind).validate_python(value)
+        return type_adapter(kind).validate_python(value)
     except ValueError as error:
         raise damaged(path, error, fix) from None
 
 
-def record_reader(kind: Any) -> Callable[[Any], dict[str, Any] | None]:
-    """Return a function that checks a parsed line of a file of records; it returns None for what is damaged."""
-
-    def read(record: Any) -> dict[str, Any] | None:
-        try:
-            checked: dict[str, Any] = _adapter(kind).validate_python(record)
-        except ValueError:
-            return None
-        return checked
-
-    return read
-
-
 @cache
-def _adapter(kind: Any) -> "TypeAdapter[Any]":
+def type_adapter(kind: Any) -> "TypeAdapter[Any]":
+    """Return what validates values of a type."""
     # Files are written without it.
     from pydantic import TypeAdapter
 

@@ -157,6 +157,10 @@ class RunFolder:
         """Return the launch plan; empty if it is missing."""
         return read_file(self.plan, Plan) or {}
 
+    def write_manifest(self, manifest: Mapping[str, Any]) -> None:
+        """Write the provenance of the run."""
+        write_json(self.manifest, dict(manifest))
+
     def read_manifest(self) -> dict[str, Any]:
         """Return the provenance of the run; what is missing is empty."""
         manifest: dict[str, Any] = read_file(self.manifest, Manifest, missing={})

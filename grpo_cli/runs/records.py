@@ -3,13 +3,13 @@
 # Types are made at run time, for pydantic alone.
 # mypy: disable-error-code="valid-type"
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, Required
 
 from pydantic import AfterValidator, ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
-from grpo_cli.runs.files import record_reader
+from grpo_cli.runs.files import type_adapter
 
 _TYPED_DICT: Any = TypedDict
 _Dict: Any = Field(default_factory=dict)
@@ -25,6 +25,19 @@ def _record(extra: Literal["allow", "ignore"] = "allow", /, **fields: Any) -> An
     """
     config = ConfigDict(strict=True, extra=extra, allow_inf_nan=False)
     return with_config(config)(_TYPED_DICT("record", fields, total=False))
+
+
+def _record_reader(kind: Any) -> Callable[[Any], dict[str, Any] | None]:
+    """Return a function that checks a parsed line of a file of records; it returns None for what is damaged."""
+
+    def read(record: Any) -> dict[str, Any] | None:
+        try:
+            checked: dict[str, Any] = type_adapter(kind).validate_python(record)
+        except ValueError:
+            return None
+        return checked
+
+    return read
 
 
 Manifest = _record(
@@ -154,7 +167,7 @@ _Group = _record(
     messages=Annotated[list[list[_Message]], _List],
     episodes=Annotated[list[_Episode], _List],
 )
-read_group = record_reader(Annotated[_Group, AfterValidator(_check_lengths)])
+read_group = _record_reader(Annotated[_Group, AfterValidator(_check_lengths)])
 """A record of `completions/rank_N.jsonl`."""
 
 _SAMPLE = {
@@ -174,11 +187,11 @@ _SAMPLE = {
     "source": Annotated[str | None, _None],
     "late": Annotated[list[str], _List],
 }
-read_sample = record_reader(_record(**_SAMPLE))
+read_sample = _record_reader(_record(**_SAMPLE))
 """A record of `eval/before.jsonl` and its like."""
 
 _CHUNK = {"chunk": Required[int], "chunk_size": Required[int], "chunk_s": Required[float]}
-read_chunked = record_reader(_record(**_SAMPLE, **_CHUNK))
+read_chunked = _record_reader(_record(**_SAMPLE, **_CHUNK))
 """A record of `samples/` of an evaluation by `grpo eval`."""
 
 EvalData = _record(split=str, rows=Required[int], fingerprint=str)
@@ -224,17 +237,17 @@ EvalResult = _record(
 )
 """`result.json` of an evaluation."""
 
-read_thumbnail = record_reader(_record(thumbnail=Required[str], jpeg=Required[str]))
+read_thumbnail = _record_reader(_record(thumbnail=Required[str], jpeg=Required[str]))
 """A record of `thumbnails/rank_N.jsonl`."""
 
 _WHEN = Literal["before", "warmup", "after"]
 _WARMUP = {"warmup_step": Required[int], "total_steps": Required[int]}
 _EVENTS = {
-    "measure": record_reader(_record(**_MEASUREMENT, when=Required[_WHEN])),
-    "warmup": record_reader(_record(**_WARMUP, loss=float | None, eval_loss=float | None)),
-    "resume": record_reader(_record(step=Required[int], attempt=Required[int])),
-    "server": record_reader(_record(step=Required[int])),
-    "fast": record_reader(_record(left_off=Required[dict[str, str]])),
+    "measure": _record_reader(_record(**_MEASUREMENT, when=Required[_WHEN])),
+    "warmup": _record_reader(_record(**_WARMUP, loss=float | None, eval_loss=float | None)),
+    "resume": _record_reader(_record(step=Required[int], attempt=Required[int])),
+    "server": _record_reader(_record(step=Required[int])),
+    "fast": _record_reader(_record(left_off=Required[dict[str, str]])),
 }
 
 

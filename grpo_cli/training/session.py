@@ -148,7 +148,7 @@ class Session:
     def annotate_manifest(self, **entries: Any) -> None:
         """Add what only the worker knows to `manifest.json` (main process)."""
         if self.processes.is_main_process:
-            write_json(self.folder.manifest, {**self.folder.read_manifest(), **entries})
+            self.folder.write_manifest({**self.folder.read_manifest(), **entries})
 
     def refuse_change(self, what: str, before: str | None, now: str | None) -> None:
         """Refuse to resume with other rows, adapter or teacher than the run began with, unless forced.

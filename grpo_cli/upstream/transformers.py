@@ -142,7 +142,6 @@ _FIXES: Fixes = (
     ("backend tokenizer", _TOKENIZER_FIX, "path"),
     ("to read a `tiktoken` file", _TOKENIZER_FIX, "path"),
     ("custom code", "read the code that ships with it, then set `trust_remote_code: true`", _TRUST),
-    ("does not recognize this architecture", pip("install --upgrade transformers"), "path"),
 )
 
 
@@ -173,9 +172,11 @@ def explain_loading(
     except (*refusals, SafetensorError, StrictDataclassError) as error:
         text = " ".join(str(error).split())
         offline = [(words, offline_fix, "path") for words in _UNREACHABLE]
+        upgrade = pip("install --upgrade transformers")
+        newer = ("does not recognize this architecture", upgrade, "path")
         by_words = (
             (fix, key)
-            for words, fix, key in (*offline, *_FIXES, *more_fixes)
+            for words, fix, key in (*offline, *_FIXES, newer, *more_fixes)
             if words.lower() in text.lower()
         )
         by_type = ((fix, "path") for kind, fix in fixes if isinstance(error, kind))

@@ -248,11 +248,6 @@ def test_names_are_unique(configs, names):
     assert name_rewards([RewardConfig(kind=kind, name=name) for kind, name in configs]) == names
 
 
-def test_repeated_names_are_refused():
-    with pytest.raises(RewardError, match="two rewards have the name 'a'"):
-        name_rewards([RewardConfig(kind="math", name="a"), RewardConfig(kind="length", name="a")])
-
-
 @pytest.mark.parametrize(
     ("config", "message"),
     [
