@@ -155,7 +155,7 @@ def _run_test(job: SimpleNamespace, replies: int, requests: int, program: int) -
     """Run a test, which calls what the program in process `program` defined."""
     from grpo_cli.sandbox.rules import TestPeer
 
-    peer = TestPeer(replies, requests, 1)
+    peer = TestPeer(replies, requests)
     check = marshal.loads(_read(job.source, job.check_size))
     sys.argv = ["program.py"]
     try:
@@ -178,7 +178,7 @@ def _run_check(peer: "TestPeer", check: "dict[str, Any]") -> "Iterator[str]":
     found = peer.names(check["names"])
     if not found:
         raise NameError(f"name {check['names'][0]!r} is not defined")
-    names = _make_test_names(found, check)
+    names = _make_test_names(found, check, peer)
     data = [name for name, value in found.items() if not callable(value)]
     peer.share(data, vars(sys.modules[MODULE]), names, assigned=check["assigned"])
     if any("seed" in step["code"] for step in check["steps"]):
@@ -209,7 +209,9 @@ def _seed_both(peer: "TestPeer") -> None:
     random.seed = lambda *args: (seed(*args), peer.ask("call", 1, args, ()))[0]
 
 
-def _make_test_names(found: "dict[str, Any]", check: "dict[str, Any]") -> "dict[str, Any]":
+def _make_test_names(
+    found: "dict[str, Any]", check: "dict[str, Any]", peer: "TestPeer"
+) -> "dict[str, Any]":
     """Return the names that tests begin with: what the program defines, which they can also import."""
     from grpo_cli.sandbox import unit_tests
 
@@ -219,7 +221,9 @@ def _make_test_names(found: "dict[str, Any]", check: "dict[str, Any]") -> "dict[
     # Names of Python's own are of the program only where the test imports them.
     names.update({name: value for name, value in found.items() if name not in dir(builtins)})
     counter = unit_tests.Assertions(check["compare"])
-    names.update({"__builtins__": builtins, "__file__": "test.py", unit_tests.COUNTER: counter})
+    names.update({"__builtins__": builtins, "__file__": "test.py"})
+    names.update({unit_tests.COUNTER: counter, unit_tests.RESULTS: peer})
+    names.update({name: getattr(counter, name) for name in ("all", "any", "map", "zip")})
     sys.modules.update({MODULE: solution}, test=module, __main__=module, pytest=unit_tests)
     return names
 

@@ -33,7 +33,7 @@ ARITHMETIC = [f"__{side}{name}__" for name in _BINARY for side in ("", "r", "i")
 COMPARISONS = [f"__{name}__" for name in "eq lt le gt ge".split()]
 PLAIN = (int, float, complex, str, bytes, list, tuple, dict, set, frozenset)
 _OF_FUNCTIONS = ("__repr__", "__enter__", "__exit__")
-_READABLE_DUNDERS = ("__name__", "__doc__", "__dict__", "__qualname__")
+_READABLE_DUNDERS = ("__name__", "__doc__", "__dict__", "__qualname__", "__annotations__")
 FIELDS = "__dataclass_fields__"
 _REPLIES = ("value", "error", "lost")
 _STOPPING = ("__next__", "send", "throw")
@@ -109,7 +109,12 @@ class Remote:
     def __init__(self, peer: "Peer", number: int, name: str = "") -> None:
         content = SimpleNamespace(peer=peer, number=number, name=name)
         # These belong to `rules.py`.
-        content.made, content.informed = None, False
+        content.made, content.informed, content.is_maker, content.claimant = (
+            None,
+            False,
+            False,
+            None,
+        )
         object.__setattr__(self, "_remote", content)
 
     def __getattr__(self, name: str) -> "Any":
@@ -297,6 +302,9 @@ class Peer:
             return ["own", value._remote.number]
         if value is NotImplemented:
             return ["nothing"]
+        if kind is float:
+            # Not finite, or it would be in JSON.
+            return ["float", repr(value)]
         is_named_tuple = kind.__bases__ == (tuple,) and hasattr(kind, "_fields")
         if is_named_tuple and self._tested.isdisjoint(kind.__mro__):
             return ["tuple", kind.__name__, list(kind._fields), self._pack(tuple(value))]
@@ -326,6 +334,8 @@ class Peer:
                 return self._copies[parts[0]]
             case "nothing":
                 return NotImplemented
+            case "float":
+                return float(parts[0])
             case "tuple":
                 from collections import namedtuple
 
@@ -397,7 +407,7 @@ class ProgramPeer(Peer):
         """Return how an object is sent: as an instance, if the test names its class."""
         if isinstance(value, type) and value in self._tested:
             bases = [self.describe(base) for base in value.__mro__[1:] if base in self._tested]
-            return ["class", number, value.__name__, bases]
+            return ["class", number, value.__name__, bases, value.__doc__]
         for base in type(value).__mro__:
             if base in self._tested:
                 return ["instance", number, name, self.describe(base)]

@@ -1,8 +1,9 @@
 """The test's end of the conversation: what a test may do with a program's objects.
 
-An object takes no part in a comparison with what the test knows (it would call itself right): whatever is given a
-value of the test, by an operator, answers nothing that the test could take for its result. One of a class that the
-test does not name has nothing that plain data have, which it could stand for.
+An object takes no part in a comparison with what the test knows (it would call itself right): a result that is
+given a value of the test, by an operator or a method that plain data have too, answers nothing that the test could
+take for its own result. What the test made may: its class is what is tested. An object of a class that the test
+does not name has nothing that plain data have, which it could stand for.
 """
 
 from types import FunctionType, GeneratorType
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 _NUMERIC = [*ARITHMETIC, *(f"__{name}__" for name in "abs int float round neg bool len".split())]
+_MAKERS = ("from", "of", "create", "make", "new", "empty", "identity", "zero")
+"""How names begin of methods of a class that make an instance."""
 _CLAIMS = frozenset(
     name
     for kind in (str, bytes, float, set)
@@ -40,10 +43,36 @@ _OF_DATA = frozenset(
     "matches ne same_as".split()
 ).union(*map(dir, PLAIN))
 """Methods of plain data, and those by which data of libraries are compared."""
+_OF_LIBRARY = _OF_DATA.union(
+    "appendleft elements extendleft isoformat item max mean min most_common popleft rotate std subtract sum "
+    "tolist total total_seconds".split()
+)
+"""Methods of what can be a copy: also those of `collections`, dates and arrays."""
 _RAISED_WITHOUT_PROGRAM = (AssertionError, AttributeError, NameError, TypeError)
 """What a test raises itself, and for names and parameters that a program does not have."""
 _READABLE_MODULES = ("test", "collections", "random", "_io", "unittest.mock")
 """Modules of the classes whose objects a program may read, if a test passes one."""
+
+
+class NotFinite(float):
+    """An infinite number or NaN of the program's. To ask for the order of NaN fails a test: it has none.
+
+    Otherwise `if abs(f(2) - 4) > 0.1: raise …` would pass.
+    """
+
+
+def _define(name: str) -> None:
+    def operate(value: float, *others: "Any") -> "Any":
+        if name in COMPARISONS and any(each != each for each in (value, *others)):
+            raise AssertionError("expected a number, got nan")
+        result = getattr(float, name)(value, *others)
+        return NotFinite(result) if type(result) is float and result - result != 0 else result
+
+    setattr(NotFinite, name, operate)
+
+
+for _name in {*COMPARISONS[1:], *ARITHMETIC, "__neg__", "__abs__"}.intersection(dir(float)):
+    _define(_name)
 
 
 class Class(type):
@@ -52,6 +81,7 @@ class Class(type):
     _identity: "tuple[TestPeer, int, bool]"
     """Where the class is, and whether its name is one of a class by convention."""
     __dataclass_fields__ = property(lambda cls: _ask(cls, "get", FIELDS))
+    __annotations__ = property(lambda cls: _ask(cls, "get", "__annotations__"))
 
     def __call__(cls, *args: "Any", **kwargs: "Any") -> "Any":
         """Have the program make an instance."""
@@ -62,7 +92,10 @@ class Class(type):
     def __getattr__(cls, name: str) -> "Any":
         if name.startswith("__"):
             raise AttributeError(name)
-        return _ask(cls, "get", name)
+        value = _ask(cls, "get", name)
+        if isinstance(value, Remote):
+            value._remote.is_maker = name.startswith(_MAKERS)
+        return value
 
     def __setattr__(cls, name: str, value: object) -> None:
         _ask(cls, "set", name, value)
@@ -108,13 +141,19 @@ class TestPeer(Peer):
     """The end of a test.
 
     Of each object it remembers whether the test `made` it, or named it (None of what crossed once), and whether it
-    is the result of an operator that was given a value of the test: it is `informed`.
+    is what an operator made of a result and a value of the test: it is `informed`. Of a method, it remembers the
+    `claimant`, a result whose method could be one of plain data, and whether it `is_maker` of instances.
     """
 
     refusal = ""
     """Why the test cannot be passed, if an object was refused."""
     _is_naming = False
     """Whether the names are being read that the test uses."""
+
+    def __init__(self, read: int, write: int) -> None:
+        super().__init__(read, write, 1)
+        self._returned: list[Any] = []
+        """What the test made, and was returned since."""
 
     def refuse(self, target: Remote, what: str) -> "NoReturn":
         """End the test: an object of the program's has or does not do `what`."""
@@ -156,8 +195,29 @@ class TestPeer(Peer):
         if type(target) is Operand:
             self.refuse(target, "cannot be called")
         value = super().call(target, args, kwargs)
-        if type(target) is Class and isinstance(value, Operand) and value._remote.made is None:
-            value._remote.made = target._identity[2]
+        is_maker = target._identity[2] if type(target) is Class else target._remote.is_maker
+        if isinstance(value, Operand):
+            if value._remote.made is None:
+                value._remote.made = is_maker
+        elif value is not None and type(target) is Remote and target._remote.claimant is not None:
+            is_informed = not all(isinstance(each, Remote) for each in (*args, *kwargs.values()))
+            if is_informed:
+                self.refuse_informed(target._remote.claimant)
+        return value
+
+    def refuse_informed(self, target: Remote) -> "NoReturn":
+        """End the test: the answer of a result may be what it was given."""
+        self.refuse(target, "was given a value of the test before it returned one")
+
+    def count_returned(self) -> int:
+        """Return the number to give `discard` later."""
+        return len(self._returned)
+
+    def discard(self, before: int, value: "Any") -> "Any":
+        """Forget that objects were returned since `before`, as the test keeps none: `t.add(5)`; return `value`."""
+        for remote in self._returned[before:]:
+            remote.made = True
+        del self._returned[before:]
         return value
 
     def get(self, target: Remote, name: str) -> "Any":
@@ -168,6 +228,8 @@ class TestPeer(Peer):
             names = _CLAIMS if is_named else _OF_DATA
             if name in names or not (is_named or isinstance(value, Remote)):
                 self.refuse(target, f"does not stand for data: {name!r}")
+            if name in _OF_LIBRARY and isinstance(value, Remote):
+                value._remote.claimant = target
         return value
 
     def operate(self, target: Remote, name: str, args: "tuple[Any, ...]") -> "Any":
@@ -196,6 +258,7 @@ class TestPeer(Peer):
             self.refuse(target, "does not stand for data: 'in'")
         if name == "__iter__":
             return self._iterate(target)
+        is_result = not all(each.made for each in remotes)
         value = super().operate(target, name, args)
         if type(target) is Operand and name == "__bool__" and not value:
             self.refuse(target, "is not false")
@@ -204,11 +267,15 @@ class TestPeer(Peer):
         if value is target and name.startswith(("__i", "__enter")):
             # As in `with c as c:` and `c += 1`.
             remote.made = was_made
-        is_informed = (is_informed and name in ARITHMETIC) or any(each.informed for each in remotes)
-        if is_informed and name in _NUMERIC and value is not NotImplemented:
+        if name not in _NUMERIC or value is NotImplemented:
+            return value
+        if not is_result:
+            if isinstance(value, Operand) and value._remote.made is None:
+                value._remote.made = True
+        elif (is_informed and name in ARITHMETIC) or any(each.informed for each in remotes):
             # In `abs(f(x) - 1) < 0.1`, both the difference and its size could be 0.
             if not isinstance(value, Operand):
-                self.refuse(target, "was given a value of the test before it returned one")
+                self.refuse_informed(target)
             value._remote.informed = True
         return value
 
@@ -225,6 +292,8 @@ class TestPeer(Peer):
             count += 1
         if length not in (None, count):
             self.refuse(target, f"has a length of {length} and {count} items")
+        if target._remote.informed and not count:
+            self.refuse_informed(target)
 
     def do(self, what: str, target: "Any", *parts: "Any") -> "Any":
         """Do what the program asks for, with no more of an object than its attributes."""
@@ -241,6 +310,8 @@ class TestPeer(Peer):
         """Return how a value is sent that is not plain data."""
         if type(value) is Class:
             return ["own", value._identity[1]]
+        if type(value) is NotFinite:
+            return ["float", float.__repr__(value)]
         if type(value) is not FunctionType:
             return super().describe(value)
         from inspect import Signature
@@ -258,6 +329,8 @@ class TestPeer(Peer):
         value: Any = super().resolve(mark, *parts)
         if mark == "tuple":
             self._check_fields(value)
+        if mark == "float":
+            return NotFinite(value)
         # `except Own`, if `Own` were this, would pass what the test asserts.
         if isinstance(value, type) and any(issubclass(e, value) for e in _RAISED_WITHOUT_PROGRAM):
             return self.resolve_object("other", -1, value.__name__)
@@ -279,19 +352,24 @@ class TestPeer(Peer):
             return self._find_class(number, name, *parts) if is_named else Remote(self, number)
         if number in self._remotes:
             # What a program returns is not what the test made.
-            self._remotes[number]._remote.made = False
+            remote = self._remotes[number]._remote
+            if remote.made:
+                self._returned.append(remote)
+            remote.made = False
             return self._remotes[number]
         plain = {"function": Remote, "other": Operand, "iterator": Items}.get(mark)
         of = plain or self._find_class(*parts[0][1:])
         self._remotes[number] = type.__call__(of, self, number, name)
         return self._remotes[number]
 
-    def _find_class(self, number: int, name: str, described: "list[Any]") -> "Any":
+    def _find_class(
+        self, number: int, name: str, described: "list[Any]", doc: "str | None"
+    ) -> "Any":
         if not self._is_naming and type(self._remotes.get(number)) is not Class:
             raise ValueError(name)
         if number not in self._remotes:
             bases = [self._find_class(*base[1:]) for base in described]
             bases = [base for base in bases if type(base) is Class]
-            content = {"__slots__": (), "_identity": (self, number, False)}
+            content = {"__slots__": (), "__doc__": doc, "_identity": (self, number, False)}
             self._remotes[number] = Class(name, only_direct(bases) or (Operand,), content)
         return self._remotes[number]

@@ -14,14 +14,21 @@ if TYPE_CHECKING:
 
 COUNTER = "__counter__"
 """The name by which a test counts its assertions."""
+RESULTS = "__results__"
+"""The name by which a test discards results."""
 
 
 class Assertions:
-    """Counts the assertions of a test as they run, and remembers whether one failed."""
+    """Counts the assertions of a test as they run, and remembers whether one failed.
+
+    Some functions of Python's are its own, as theirs would pass over an empty result of the program.
+    """
 
     def __init__(self, compare: str) -> None:
         self.count = 0
         self.has_failed = False
+        self._is_empty = False
+        """Whether the last condition was one of no items."""
         self.difference = ""
         self._compare = compare
 
@@ -31,9 +38,41 @@ class Assertions:
         return self.count
 
     def checked(self, value: "Any") -> "Any":
-        """Count a condition."""
-        self.count += 1
+        """Count a condition, unless it is `all` or `any` of nothing."""
+        self.count += not self._is_empty
+        self._is_empty = False
         return value
+
+    def all(self, items: "Any") -> bool:
+        """Return whether all items are true."""
+        self._is_empty = True
+        return all(self._look_at(items))
+
+    def any(self, items: "Any") -> bool:
+        """Return whether one of the items is true."""
+        self._is_empty = True
+        return any(self._look_at(items))
+
+    def _look_at(self, items: "Any") -> "Any":
+        for item in items:
+            self._is_empty = False
+            yield item
+
+    def map(self, function: "Any", *items: "Any") -> "Any":
+        """Yield the results of a function; one that the program's iterator ends is an error."""
+        for row in zip(*items, strict=False):
+            yield function(*row)
+
+    def zip(self, *items: "Any", strict: bool = False) -> "Any":
+        """Yield rows; that there are none where several are expected fails the test."""
+        is_empty = True
+        for row in zip(*items, strict=strict):
+            is_empty = False
+            yield row
+        # Not of `zip(items, items[1:])` with one item.
+        sizes = [len(each) for each in items if type(each) in (list, tuple, dict, str, range)]
+        if is_empty and max(sizes, default=0) > 1:
+            raise AssertionError("expected items, got none")
 
     def equal(self, value: "Any", expected: "Any") -> bool:
         """Count a comparison, and keep what to say of it."""

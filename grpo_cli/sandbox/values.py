@@ -23,7 +23,6 @@ _SHORT = 1 << 63
 """From here on, integers are written in hexadecimal: Python reads no decimal ones of thousands of digits."""
 _KINDS: "dict[str, tuple[Callable[..., Any], Callable[..., Any] | None]]" = {
     "builtins.int": (lambda value: [hex(value)], lambda text: int(text, 16)),
-    "builtins.float": (lambda value: [repr(value)], float),
     "builtins.complex": (lambda value: [value.real, value.imag], complex),
     "builtins.bytes": (lambda value: [value.hex()], bytes.fromhex),
     "builtins.bytearray": (lambda value: [value.hex()], bytearray.fromhex),
@@ -62,6 +61,28 @@ _KINDS: "dict[str, tuple[Callable[..., Any], Callable[..., Any] | None]]" = {
         lambda value: [value.re.pattern, value.re.flags, value.string, value.start(), value.endpos],
         lambda pattern, flags, *where: __import__("re").compile(pattern, flags).match(*where),
     ),
+    **{
+        f"{module}.Series": (
+            lambda value: [value.tolist(), value.index.tolist(), str(value.dtype), value.name],
+            lambda values, index, dtype, name: _find("pandas.Series")(values, index, dtype, name),
+        )
+        for module in ("pandas", "pandas.core.series")
+    },
+    **{
+        f"{module}.DataFrame": (
+            lambda value: [
+                [*value.columns],
+                value.index.tolist(),
+                *(part for _, part in value.items()),
+            ],
+            lambda columns, index, *parts: (
+                _find("pandas.concat")(parts, axis=1).set_axis(columns, axis=1)
+                if parts
+                else _find("pandas.DataFrame")(index=index)
+            ),
+        )
+        for module in ("pandas", "pandas.core.frame")
+    },
     "numpy.ndarray": (
         lambda value: [value.tolist(), value.dtype.str],
         lambda *parts: __import__("numpy").array(*parts),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "grpo_cli"
-LINES = 71_077
+LINES = 71_265
 """Of the whole package; the goal is 58,000."""
 CORE = 73, 16_480
 """Modules that `training/run.py` imports whatever the recipe is, and their lines; the goal is 80 and 17,000."""

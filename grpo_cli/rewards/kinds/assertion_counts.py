@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from grpo_cli.sandbox.unit_tests import COUNTER
+from grpo_cli.sandbox.unit_tests import COUNTER, RESULTS
 
 _ASSERTING = re.compile(r"_*(assert(?!ionerror)|raises|warns)", re.IGNORECASE)
 """Names of functions that assert: `assertEqual`, `assert_allclose`, `pytest.raises`."""
@@ -13,7 +13,6 @@ _EXPECTING = re.compile(r"\b(raises|assertRaises(Regex)?)\)?\(")
 """Contexts that expect an exception, which an assertion within may raise."""
 _FAILING = frozenset("fail exit quit _exit abort".split())
 """Names of functions that fail a test by being called: `self.fail`, `pytest.fail`, `sys.exit`."""
-_COUNTER = ast.Name(COUNTER, ast.Load())
 _CONDITIONS = (ast.If, ast.IfExp, ast.While, ast.BoolOp, ast.Match, ast.Try, ast.ExceptHandler)
 _SIMPLE = (ast.Assert, ast.Expr, ast.Assign, ast.Return, ast.Raise)
 
@@ -62,9 +61,10 @@ class _Counter(ast.NodeTransformer):
             case ast.Assert(test=ast.Compare(left=left, ops=[ast.Eq()], comparators=[right])):
                 is_literal = not any(isinstance(each, ast.Name) for each in ast.walk(left))
                 node.test = self._call("equal", *([right, left] if is_literal else [left, right]))
-                node.msg = node.msg or ast.Attribute(_COUNTER, "difference", ast.Load())
+                node.test = _discard(node.test)
+                node.msg = node.msg or _attribute(COUNTER, "difference")
             case ast.Assert(test=test) if not isinstance(test, ast.Constant):
-                node.test = self._call("checked", test)
+                node.test = _discard(self._call("checked", test))
             case ast.With(items=items):
                 if any(_EXPECTING.search(ast.unparse(each.context_expr)) for each in items):
                     items.insert(0, _watch("BaseException", ast.Constant(True)))
@@ -78,6 +78,8 @@ class _Counter(ast.NodeTransformer):
                 node.body.insert(0, self._mark())
             case ast.Try() if is_condition and node.handlers:
                 node.orelse.insert(0, self._mark())
+            case ast.Expr(ast.Call() as call) if _is_chain(call):
+                node.value = _discard(call)
             case ast.Name(ctx=ast.Load()) | ast.Attribute(ctx=ast.Load()) if _asserts(node):
                 return self._call("asserting", node)
         return watched
@@ -98,8 +100,28 @@ def _watch(kind: str, *options: ast.expr) -> ast.withitem:
     return ast.withitem(_method("watch", ast.Name(kind, ast.Load()), *options))
 
 
-def _method(name: str, *values: ast.expr) -> ast.expr:
-    return ast.Call(ast.Attribute(_COUNTER, name, ast.Load()), [*values], [])
+def _method(name: str, *values: ast.expr, owner: str = COUNTER) -> ast.expr:
+    return ast.Call(_attribute(owner, name), [*values], [])
+
+
+def _discard(value: ast.expr) -> ast.expr:
+    """Return a value that the test does not keep."""
+    return _method("discard", _method("count_returned", owner=RESULTS), value, owner=RESULTS)
+
+
+def _attribute(owner: str, name: str) -> ast.Attribute:
+    return ast.Attribute(ast.Name(owner, ast.Load()), name, ast.Load())
+
+
+def _is_chain(node: ast.AST) -> bool:
+    """Return whether code calls methods of an object with nothing that calls: `t.add(5).add(x)`."""
+    match node:
+        case ast.Call(ast.Attribute(value=owner) as function, args):
+            has_calls = any(isinstance(each, ast.Call) for each in _walk(args))
+            return not has_calls and not _asserts(function) and _is_chain(owner)
+        case ast.Attribute(value=owner):
+            return _is_chain(owner)
+    return isinstance(node, ast.Name)
 
 
 def _walk(body: Sequence[ast.AST]) -> Iterator[ast.AST]:

@@ -59,6 +59,11 @@ _UNSUPPORTED = frozenset(
     "usefixtures xfail assertWarns assertWarnsRegex assertLogs redirect_stdout redirect_stderr reload".split()
 )
 """What tests call to no effect, or to none that reaches the program's process."""
+_INSPECTED = frozenset(
+    "getdoc getfullargspec getsource getsourcelines iscoroutinefunction isfunction isgeneratorfunction "
+    "signature".split()
+)
+"""What tests ask of a program's functions, which the test's process does not have."""
 _FIXTURES = frozenset(
     "cache capfd caplog capsys capsysbinary doctest_namespace mocker monkeypatch pytestconfig pytester recwarn "
     "request tmp_path tmp_path_factory tmpdir benchmark".split()
@@ -167,10 +172,14 @@ def find_unsupported(body: Sequence[ast.stmt]) -> str:
                 return f"`{name}`"
             case ast.Attribute(ast.Name("sys"), "stdin" | "stdout" | "stderr" as name, ast.Store()):
                 return f"`sys.{name} = …`"
+            case ast.Attribute(ast.Name("inspect"), name) if name in _INSPECTED:
+                return f"`inspect.{name}`"
             case ast.ImportFrom() | ast.Attribute(attr="patch"):
                 if re.search(r"\bmock\b.*\bpatch\b", ast.unparse(node)):
                     return "`mock.patch`"
             case ast.Call(func=function, keywords=keywords):
+                if ast.unparse(node).endswith("catch_warnings(record=True)"):
+                    return "`catch_warnings(record=True)`"
                 if ast.unparse(function).endswith("fixture"):
                     for keyword in keywords:
                         if keyword.arg not in ("scope", "autouse"):

@@ -71,12 +71,15 @@ class CodeParams(RewardParams):
     names the class (`s = Stack()`). Any other such object has attributes, and methods that data do not have
     (`node.next.val`, `account.deposit(5)`); it is true and not None, and anything else gives 0, even if it
     derives from `int`. A class is the program's own word: between two of its objects, `==` is what the program
-    says. It is not asked to compare with plain data: an object is unequal to it and has no order beside it, a
-    result that was computed from a number of the test is not a number, and only the object that the test made
-    (not one that a function or method returned) says what it contains.
+    says. It is not asked to compare with plain data: an object is unequal to it and has no order beside it. An
+    object that the test made works with the test's values: `Stack()`, `Vector.from_list([1])`, `Vector(1) * 2`.
+    One that a function or method returned does not say what it contains, and gives 0 if it answers with data
+    after it was given some by an operator or by a method that data have too (`union`, `get`, `count`). This is
+    so of a method that returns its own object, if the test keeps that: `t = Tree().add(5)`, then `5 in t`.
 
     A test is passed only if an assertion ran: `for a, b in zip(f(3), [1, 2]): assert a == b` gives 0 to an
-    empty result. Assertions are `assert` and functions named so (`self.assertEqual`, `pytest.raises`). In a
+    empty result, and so does `all(a == b for …)`. NaN has no order: `if abs(f(2) - 4) > 0.1: raise …` fails
+    with it. Assertions are `assert` and functions named so (`self.assertEqual`, `pytest.raises`). In a
     function or top-level code that has none but can fail (`raise`, `assert False`, `fail()`, `exit()`),
     conditions are: `if f(2) != 4: sys.exit(1)`. They count where they run, also in functions that the test or
     the program calls; each test function or method that has some needs one. A test that calls `exit` fails
@@ -89,19 +92,21 @@ class CodeParams(RewardParams):
     program, call helpers that the program defines (HumanEval's `poly` and `encode_cyclic`), compare identity
     (`is`) with what it passed, compare a result with a list that it passed and the program changed, call
     special methods (`a.__eq__(b)`), compare an empty result by broadcasting (`np.allclose(f(x), [1])`) or in
-    one of several loops, pass over calls that raise (`try: r = f(x)`, `except Exception: continue`), or run in
+    one of several loops, ask an array of NaN what is greater, ask the attribute of a difference
+    (`(f(x) - 5).value == 0`), pass over calls that raise (`try: r = f(x)`, `except Exception: continue`), or run in
     a context manager of the program, which suppresses exceptions other than a failed assertion.
 
     What tests can pass: plain data, functions (with their parameters and `__doc__`), and objects of classes
     that they define. Lists and the like that crossed stay one object, as in Python: what the program changes is
     changed in the test, and the other way round, so compare with a copy: `f(x) == sorted(x)` is true of a function
-    that empties `x`. Globals of the program that a test uses and that hold data are kept equal in both. NumPy
-    arrays are copies. `random.seed` counts in both. A test cannot receive coroutines.
+    that empties `x`. Globals of the program that a test uses and that hold data are kept equal in both. Arrays
+    of NumPy and tables of pandas (without dates) are copies. `random.seed` counts in both. A test cannot receive coroutines.
     Test functions and classes (`test_…`, `unittest.TestCase`) are run, with `setup_…` and `teardown_…`
     (`module`, `function`, `class`, `method`), `pytest.raises`, `approx`, `fixture` (`scope`, `autouse`) and
     `mark.parametrize`; imports from `solution`, `main` and the like are the program's names. A row is an error
     if its tests use anything else of pytest (`warns`, `mark.xfail`, its own fixtures such as `capsys`, `params`
-    of a fixture), `assertWarns`, `assertLogs`, `async def`, `mock.patch` or `importlib.reload`, redirect input
+    of a fixture), `assertWarns`, `assertLogs`, `catch_warnings(record=True)`, `inspect.signature`, `async def`, `mock.patch` or
+    `importlib.reload`, redirect input
     or output (`sys.stdin = …`, `redirect_stdout`), or derive a class from one of the program's that is not an
     exception.
 

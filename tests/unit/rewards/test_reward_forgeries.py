@@ -22,7 +22,6 @@ UNSUPPORTED = {
     "builtins-eval": "so too",
     "init-subclass": "a test derives a class",
     "metaclass-over-subclass": "a test derives a class",
-    "vector-int-mul-list": "a test multiplies an object by a plain value, and the result is plain",
     "test-dataclass-fields": "a program calls `type` of an object of the test",
 }
 """Right programs whose tests need more than copies; docs say so."""

@@ -569,15 +569,15 @@ def test_objects_work_with_numbers_but_answer_none_with_a_number():
         "class V:\n  def __init__(s, x): s.x = x\n  def __mul__(s, n): return V(s.x * n)\n"
         "  def __eq__(s, o): return s.x == o.x\n  def __str__(s): return f'V{s.x}'\n"
         "  def __iter__(s): return iter([s.x])\n  def __matmul__(s, o): return s.x * o.x\n"
-        "  def __abs__(s): return s.x"
+        "  def __abs__(s): return s.x\ndef f(x): return V(x)"
     )
     for test in (
         "assert V(2) * 3 == V(6)",
         "assert str(V(2) * 3) == 'V6' and list(V(2) * 3) == [6] and (V(2) * 3).x == 6",
-        "assert abs(V(2)) + 1 == 3 and V(2) @ V(3) == 6",
+        "assert abs(V(2)) + 1 == 3 and V(2) @ V(3) == 6 and abs(V(2) * 3) == 6",
     ):
         assert attack(program, [test], seconds_per_test=20).value == 1.0, test
-    assert "was given a value" in attack(program, ["assert abs(V(2) * 3) == 6"]).reason
+    assert "was given a value" in attack(program, ["assert abs(f(2) * 3) == 6 and V"]).reason
 
 
 @pytest.mark.parametrize(
