@@ -90,25 +90,25 @@ class CodeParams(RewardParams):
 
     Tests that can be forged: a test that asks the program to judge itself. It may take its cases from the
     program, call helpers that the program defines (HumanEval's `poly` and `encode_cyclic`), compare identity
-    (`is`) with what it passed, compare a result with a list that it passed and the program changed, call
-    special methods (`a.__eq__(b)`), compare an empty result by broadcasting (`np.allclose(f(x), [1])`) or in
-    one of several loops, ask an array of NaN what is greater, ask the attribute of a difference
-    (`(f(x) - 5).value == 0`), pass over calls that raise (`try: r = f(x)`, `except Exception: continue`), or run in
-    a context manager of the program, which suppresses exceptions other than a failed assertion.
+    (`is`) with what it passed, compare a result with a list that it passed and the program changed, call special
+    methods (`a.__eq__(b)`), compare an empty result by broadcasting (`np.allclose(f(x), [1])`) or in one of
+    several loops, ask an array of NaN what is greater, ask the attribute of a difference (`(f(x) - 5).value ==
+    0`), pass over calls that raise (`try: r = f(x)`, `except Exception: continue`), or run in a context manager
+    of the program, which suppresses exceptions other than a failed assertion.
 
-    What tests can pass: plain data, functions (with their parameters and `__doc__`), and objects of classes
-    that they define. Lists and the like that crossed stay one object, as in Python: what the program changes is
-    changed in the test, and the other way round, so compare with a copy: `f(x) == sorted(x)` is true of a function
-    that empties `x`. Globals of the program that a test uses and that hold data are kept equal in both. Arrays
-    of NumPy and tables of pandas (without dates) are copies. `random.seed` counts in both. A test cannot receive coroutines.
+    What tests can pass: plain data, functions (with their parameters and `__doc__`), and objects of classes that
+    they define. Lists and the like that crossed stay one object, as in Python: what the program changes is
+    changed in the test, and the other way round, so compare with a copy: `f(x) == sorted(x)` is true of a
+    function that empties `x`. Globals of the program that a test uses and that hold data are kept equal in both.
+    Arrays of NumPy and tables of pandas (without dates) are copies. `random.seed` counts in both. A test cannot
+    receive coroutines.
     Test functions and classes (`test_…`, `unittest.TestCase`) are run, with `setup_…` and `teardown_…`
     (`module`, `function`, `class`, `method`), `pytest.raises`, `approx`, `fixture` (`scope`, `autouse`) and
     `mark.parametrize`; imports from `solution`, `main` and the like are the program's names. A row is an error
     if its tests use anything else of pytest (`warns`, `mark.xfail`, its own fixtures such as `capsys`, `params`
-    of a fixture), `assertWarns`, `assertLogs`, `catch_warnings(record=True)`, `inspect.signature`, `async def`, `mock.patch` or
-    `importlib.reload`, redirect input
-    or output (`sys.stdin = …`, `redirect_stdout`), or derive a class from one of the program's that is not an
-    exception.
+    of a fixture), `assertWarns`, `assertLogs`, `catch_warnings(record=True)`, `inspect.signature`, `async def`,
+    `mock.patch` or `importlib.reload`, redirect input or output (`sys.stdin = …`, `redirect_stdout`), or derive
+    a class from one of the program's that is not an exception.
 
     Source: the test formats of APPS (Hendrycks et al. 2021), MBPP (Austin et al. 2021) and
     HumanEval (Chen et al. 2021).
