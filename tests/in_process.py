@@ -32,7 +32,7 @@ from grpo_cli.launch import supervisor
 from grpo_cli.launch import train as training
 from grpo_cli.launch.plan import LaunchPlan
 from grpo_cli.launch.prepare import PreparedRun
-from grpo_cli.launch.supervisor import Outcome
+from grpo_cli.launch.supervisor import Outcome, QuickProbe
 from grpo_cli.probing.procedure import probe_run
 from grpo_cli.runs.files import finite
 from grpo_cli.runs.folder import RunFolder, StatusFile
@@ -90,11 +90,11 @@ def run_command(
 
 
 @contextlib.contextmanager
-def _start_probe(prepared: PreparedRun) -> Iterator[training.QuickProbe]:
+def _start_probe(prepared: PreparedRun) -> Iterator[QuickProbe]:
     """Run the quick probe of a run here, to its end."""
     output = io.StringIO(json.dumps(finite(probe_run(prepared.folder.path))))
     process = mock.Mock(returncode=0, poll=lambda: 0)
-    yield training.QuickProbe(process, output, io.StringIO(), prepared)
+    yield QuickProbe(process, output, io.StringIO(), prepared)
 
 
 def verify_export(

@@ -24,7 +24,7 @@ from grpo_cli.runs.files import finite
 from grpo_cli.units import count_noun, format_duration
 
 if TYPE_CHECKING:
-    from grpo_cli.launch.train import RefusedError
+    from grpo_cli.launch.supervisor import RefusedError
     from grpo_cli.recipe.kinds import KindDescription
     from grpo_cli.report.live import ProgressView
     from grpo_cli.runs.folder import RunFolder

@@ -96,7 +96,8 @@ def train(
 def _run(
     prepared: "PreparedRun", reporter: "TerminalReporter", *, probe: bool, as_json: bool
 ) -> int:
-    from grpo_cli.launch.train import RefusedError, train
+    from grpo_cli.launch.supervisor import RefusedError
+    from grpo_cli.launch.train import train
 
     try:
         code = train(prepared, reporter, probe=probe)

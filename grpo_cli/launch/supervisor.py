@@ -1,20 +1,24 @@
-"""Starts a planned launch, watches it, passes signals on, and settles its final status."""
+"""Starts the processes of a run, the quick probe and the workers; watches them, and settles the final status."""
 
 import contextlib
+import json
 import os
 import re
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import IO, Any
 
-from grpo_cli.errors import RunError, UsageError
+from grpo_cli.errors import ExitCode, GrpoError, RunError, UsageError
+from grpo_cli.issues import Issue
 from grpo_cli.launch.plan import LaunchPlan
+from grpo_cli.launch.prepare import PreparedRun
 from grpo_cli.launch.server_process import watched
-from grpo_cli.processes import child
+from grpo_cli.processes import child, run_module
 from grpo_cli.runs.files import read_file
 from grpo_cli.runs.folder import FINAL, BeatWatch, RunFolder, Status, StatusFile, live_workers
 from grpo_cli.runs.records import Failure
@@ -35,6 +39,83 @@ class Outcome:
     status: Status
     signal: int | None
     """The signal that asked it to stop, if one did."""
+
+
+class RefusedError(GrpoError):
+    """The quick probe found that a training would fail or learn nothing; nothing was trained."""
+
+    def __init__(self, exit_code: int, issues: tuple[Issue, ...], output: str = "") -> None:
+        self.exit_code = ExitCode(exit_code)
+        self.issues = issues
+        self.output = output
+        """What the probe printed, if it ended without a result."""
+        super().__init__(output or "\n".join(map(str, issues)))
+
+
+@dataclass
+class QuickProbe:
+    """`grpo probe --quick` in a child process. Workers wait until it has passed."""
+
+    _process: "subprocess.Popen[bytes]"
+    _output: IO[str]
+    _error_log: IO[str]
+    _prepared: PreparedRun
+    warnings: tuple[Issue, ...] | None = None
+    """Set once it has ended without errors."""
+    refusal: RefusedError | None = None
+
+    def find_refusal(self) -> str | None:
+        """Return why the run must not train, if errors were found; release the workers once it has passed."""
+        if self.warnings is not None or self._process.poll() is None:
+            return None
+        self.refusal = self._read()
+        if self.refusal is not None:
+            return "the probe found errors"
+        self._prepared.folder.probing.unlink(missing_ok=True)
+        return None
+
+    def _read(self) -> RefusedError | None:
+        code = self._process.returncode
+        self._output.seek(0)
+        try:
+            result = json.load(self._output)
+        except ValueError:
+            self._error_log.seek(0)
+            output = (
+                self._error_log.read() or f"the probe ended without a result (exit code {code})"
+            )
+            return RefusedError(
+                code if code in set(ExitCode) and code else ExitCode.FAILED, (), output
+            )
+        issues = tuple(self._prepared.place(Issue.from_json(entry)) for entry in result["issues"])
+        if result["exit_code"] is not None:
+            return RefusedError(result["exit_code"], issues)
+        if any(issue.level == "error" for issue in issues):
+            return RefusedError(ExitCode.FAILED, issues)
+        self.warnings = tuple(issue for issue in issues if issue.level == "warning")
+        return None
+
+
+@contextlib.contextmanager
+def start_probe(prepared: PreparedRun) -> Iterator[QuickProbe]:
+    """Start the quick probe of a run, and keep its workers waiting until it has passed."""
+    folder = prepared.folder
+    folder.probing.touch()
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as error_log:
+        try:
+            with child(
+                [
+                    *run_module("grpo_cli.probing.procedure"),
+                    str(folder.path),
+                    prepared.origin["recipe"],
+                ],
+                env=prepared.plan.add_environment(os.environ),
+                stdout=output,
+                stderr=error_log,
+            ) as process:
+                yield QuickProbe(process, output, error_log, prepared)
+        finally:
+            folder.probing.unlink(missing_ok=True)
 
 
 class _Signals:

@@ -2,23 +2,16 @@
 
 import contextlib
 import importlib.util
-import json
-import os
 import shutil
 import signal
-import subprocess
-import tempfile
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from grpo_cli.errors import ExitCode, GrpoError, RunError
-from grpo_cli.issues import Issue
 from grpo_cli.launch.prepare import PreparedRun
 from grpo_cli.launch.resume import begin_attempt
-from grpo_cli.launch.supervisor import Outcome, supervise
-from grpo_cli.processes import child, run_module
+from grpo_cli.launch.supervisor import Outcome, QuickProbe, RefusedError, start_probe, supervise
 from grpo_cli.recipe.episode import EpisodeConfig
 from grpo_cli.reporter import Reporter
 from grpo_cli.runs.checkpoints import restore
@@ -27,17 +20,6 @@ from grpo_cli.runs.trackers import read_trackers
 
 if TYPE_CHECKING:
     from grpo_cli.report.live import ProgressView
-
-
-class RefusedError(GrpoError):
-    """The quick probe found that a training would fail or learn nothing; nothing was trained."""
-
-    def __init__(self, exit_code: int, issues: tuple[Issue, ...], output: str = "") -> None:
-        self.exit_code = ExitCode(exit_code)
-        self.issues = issues
-        self.output = output
-        """What the probe printed, if it ended without a result."""
-        super().__init__(output or "\n".join(map(str, issues)))
 
 
 def train(prepared: PreparedRun, reporter: Reporter, *, probe: bool) -> int:
@@ -119,72 +101,6 @@ def _supervise(prepared: PreparedRun, reporter: Reporter, *, probe: bool) -> Out
     if quick and quick.refusal:
         raise quick.refusal
     return outcome
-
-
-@dataclass
-class QuickProbe:
-    """`grpo probe --quick` in a child process. Workers wait until it has passed."""
-
-    _process: "subprocess.Popen[bytes]"
-    _output: IO[str]
-    _error_log: IO[str]
-    _prepared: PreparedRun
-    warnings: tuple[Issue, ...] | None = None
-    """Set once it has ended without errors."""
-    refusal: RefusedError | None = None
-
-    def find_refusal(self) -> str | None:
-        """Return why the run must not train, if errors were found; release the workers once it has passed."""
-        if self.warnings is not None or self._process.poll() is None:
-            return None
-        self.refusal = self._read()
-        if self.refusal is not None:
-            return "the probe found errors"
-        self._prepared.folder.probing.unlink(missing_ok=True)
-        return None
-
-    def _read(self) -> RefusedError | None:
-        code = self._process.returncode
-        self._output.seek(0)
-        try:
-            result = json.load(self._output)
-        except ValueError:
-            self._error_log.seek(0)
-            output = (
-                self._error_log.read() or f"the probe ended without a result (exit code {code})"
-            )
-            return RefusedError(
-                code if code in set(ExitCode) and code else ExitCode.FAILED, (), output
-            )
-        issues = tuple(self._prepared.place(Issue.from_json(entry)) for entry in result["issues"])
-        if result["exit_code"] is not None:
-            return RefusedError(result["exit_code"], issues)
-        if any(issue.level == "error" for issue in issues):
-            return RefusedError(ExitCode.FAILED, issues)
-        self.warnings = tuple(issue for issue in issues if issue.level == "warning")
-        return None
-
-
-@contextlib.contextmanager
-def start_probe(prepared: PreparedRun) -> Iterator[QuickProbe]:
-    """Start the quick probe of a run, and keep its workers waiting until it has passed."""
-    folder = prepared.folder
-    folder.probing.touch()
-    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as error_log:
-        try:
-            with child(
-                [
-                    *run_module("grpo_cli.probing.procedure"),
-                    str(folder.path),
-                    prepared.origin["recipe"],
-                ],
-                env=prepared.plan.add_environment(os.environ),
-                stdout=output,
-                stderr=error_log,
-            ) as process:
-                yield QuickProbe(process, output, error_log, prepared)
-        finally:
-            folder.probing.unlink(missing_ok=True)
 
 
 def _describe_wait(episode: EpisodeConfig) -> str:
