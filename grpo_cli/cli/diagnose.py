@@ -1,6 +1,7 @@
 """`grpo diagnose`: print what a run's metrics say is wrong, and the list of rules."""
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,11 +11,15 @@ from rich.text import Text
 from grpo_cli.cli import output
 from grpo_cli.cli.arguments import RUNS, AsJson, NewestRun, RunsRoot
 from grpo_cli.errors import ExitCode
-from grpo_cli.units import count_noun
+from grpo_cli.units import count_noun, format_value
 
 if TYPE_CHECKING:
     from grpo_cli.analysis.diagnosis.diagnosis import Diagnosis
     from grpo_cli.analysis.diagnosis.rule import Rule, Symptom
+    from grpo_cli.logs.run import LogRun
+
+
+LIMIT, GROUP = "generation.max_completion_length", "generation.num_generations"
 
 
 def diagnose(
@@ -23,6 +28,17 @@ def diagnose(
     rules: Annotated[
         bool, typer.Option("--rules", help="List the rules instead, with thresholds and sources.")
     ] = False,
+    max_completion_length: Annotated[
+        int | None,
+        typer.Option(min=1, help="Of a log of another tool: the limit of tokens a completion."),
+    ] = None,
+    num_generations: Annotated[
+        int | None, typer.Option(min=2, help="Of a log of another tool: completions a prompt.")
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(help="Of a log of another tool: its config, in YAML or JSON."),
+    ] = None,
     json: AsJson = False,
 ) -> None:
     """Find out from a run's metrics why it does not learn, and what to change.
@@ -36,19 +52,46 @@ def diagnose(
         output.show(RULES, _print_rules, as_json=json)
         return
     from grpo_cli.analysis.diagnosis.diagnosis import examine
-    from grpo_cli.analysis.diagnosis.history import read_history
-    from grpo_cli.report.summary import RunReport
-    from grpo_cli.runs.selection import find_run
+    from grpo_cli.logs.run import Known, LogRun, open_run
 
-    read = RunReport(find_run(runs, run))
-    found, failure = examine(read_history(read)), read.failure
+    settings = {LIMIT: max_completion_length, GROUP: num_generations}
+    given = {key: value for key, value in settings.items() if value is not None}
+    read = open_run(runs, run, Known(given, config))
+    found, failure = examine(read.history()), read.failure
     if json:
-        output.print_json({"run": str(read.folder.path), "failure": failure, **found.as_json()})
+        log = {"log": read.log_json()} if isinstance(read, LogRun) else {}
+        output.print_json(
+            {"run": str(read.folder.path), "failure": failure, **log, **found.as_json()}
+        )
     else:
+        if isinstance(read, LogRun):
+            _print_log(read)
         _print_diagnosis(found, failure)
         for where, failures in read.scoring_failures().items():
             output.print_words(output.stdout(), f"! {where}: {failures}", "yellow")
-    raise typer.Exit(ExitCode.FAILED if found.errors or failure else ExitCode.OK)
+    short = isinstance(read, LogRun) and read.is_short
+    raise typer.Exit(ExitCode.FAILED if found.errors or failure or short else ExitCode.OK)
+
+
+def _print_log(run: "LogRun") -> None:
+    """Print what was read of a log, and how its reward went."""
+    console = output.stdout()
+    output.print_words(console, Text.assemble((run.name, "bold"), f": {run.described}"))
+    if trend := run.trend("reward"):
+        values = f"{format_value(trend.first)} → {format_value(trend.last)}"
+        console.print(f"  reward {values} ({trend.describe()})")
+    for text in run.remarks.values():
+        output.print_words(console, f"note: {text}", "dim", indent=2)
+    if run.left_out:
+        output.print_words(console, f"left out: {', '.join(run.left_out)}", "dim", indent=2)
+    if run.is_short:
+        count = count_noun(len(run.values("reward")), "record")
+        output.print_words(
+            console, f"too short to tell: {count} with a reward; rules need up to 40", "yellow"
+        )
+        newest = ", ".join(f"{name} {value:.3g}" for name, value in run.newest.items())
+        output.print_words(console, f"the newest: {newest}", indent=2)
+    console.print()
 
 
 def _print_diagnosis(found: "Diagnosis", failure: str | None) -> None:

@@ -39,6 +39,7 @@ StoppingRule = Literal[
     "constant_reward",
     "early_peak",
     "falling_reward",
+    "flat_reward",
     "held_out_gap",
     "too_high_learning_rate",
     "too_low_learning_rate",

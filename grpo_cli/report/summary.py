@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from grpo_cli.analysis.diagnosis.diagnosis import RULES, Diagnosis, examine
-from grpo_cli.analysis.diagnosis.history import LIKELY, change_between, read_history
+from grpo_cli.analysis.diagnosis.history import LIKELY, History, change_between, read_history
 from grpo_cli.analysis.diagnosis.rule import Skip, Symptom
 from grpo_cli.analysis.expectations import Comparison, compare_with_own
 from grpo_cli.analysis.metrics import Metric, say_error_shares, say_failures
@@ -157,11 +157,15 @@ class RunReport(Run):
         except GrpoError:
             return None
 
+    def history(self) -> History:
+        """Return what the rules of `grpo diagnose` read."""
+        return read_history(self)
+
     @cached_property
     def diagnosis(self) -> Diagnosis:
         """The findings of `grpo diagnose`; no rule is checked if the recipe cannot be read."""
         if self.known_recipe:
-            return examine(read_history(self))
+            return examine(self.history())
         unread = Skip("the recipe cannot be read")
         return Diagnosis(skipped=dict.fromkeys((rule.name for rule in RULES), unread))
 

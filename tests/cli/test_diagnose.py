@@ -111,7 +111,7 @@ def test_a_run_that_has_logged_nothing_yet_is_not_called_healthy(tmp_path, diagn
     run.metrics.unlink(missing_ok=True)
     code, out, _ = diagnose(run.path)
     assert code == 0
-    assert out.startswith("· too little was logged to check any of 35 rules\n")
+    assert out.startswith("· too little was logged to check any of 36 rules\n")
 
 
 def test_the_rules_are_listed_without_a_run(diagnose):

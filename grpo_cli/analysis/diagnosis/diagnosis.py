@@ -41,6 +41,7 @@ RULES: tuple[Rule, ...] = (
     progress.held_out_gap,
     progress.early_peak,
     progress.falling_reward,
+    progress.flat_reward,
     signal.source_forgets,
     signal.repeated_answers,
     signal.length_explosion,

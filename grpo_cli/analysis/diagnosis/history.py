@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import ValidationError
 
+from grpo_cli.analysis.diagnosis.advice import Advice
 from grpo_cli.analysis.estimates import variance_of_mean
 from grpo_cli.analysis.metrics import PerPrompt, per_prompt
 from grpo_cli.errors import RewardError
@@ -190,6 +191,8 @@ class History:
     """The step whose loss was NaN or infinite, and which ended the run before it was logged."""
     failed: Mapping[str, tuple[int, str]] = field(default_factory=dict)
     """On how many recorded completions each reward failed, and the first reason; empty if that is not known."""
+    advice: Advice = field(default_factory=Advice)
+    """How fixes are put, and which settings are not known."""
 
     def points(self, metric: str) -> Sequence[Point]:
         """Return the steps and values at which a metric was logged."""

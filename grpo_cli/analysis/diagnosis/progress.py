@@ -5,9 +5,11 @@ from itertools import pairwise
 from math import sqrt
 from statistics import fmean
 
+from grpo_cli.analysis.diagnosis import rewards, signal, stability
 from grpo_cli.analysis.diagnosis.history import (
     ALIKE,
     FEWEST_PROMPTS,
+    LIKELY,
     NOW,
     SURE,
     Answers,
@@ -17,7 +19,7 @@ from grpo_cli.analysis.diagnosis.history import (
     describe_collapse,
 )
 from grpo_cli.analysis.diagnosis.rewards import JUDGES, MAY_JUDGE, less_weight
-from grpo_cli.analysis.diagnosis.rule import Rule, on_run, slower, try_rewards
+from grpo_cli.analysis.diagnosis.rule import Rule, faster, on_run, slower, try_rewards
 from grpo_cli.analysis.estimates import FEWEST_CLUSTERS
 from grpo_cli.analysis.metrics import Metric, compare
 from grpo_cli.issues import Issue
@@ -32,6 +34,10 @@ _LEAST_LOSS = 0.1
 """Of the reward at the beginning, or of its spread there."""
 _LEAST_FALL = 0.3
 """Of what was gained."""
+_FLAT_RECORDS = 40
+"""Records in which a reward should rise."""
+_SLOW_RECORDS = 100
+"""Records in which even a slow rise shows."""
 _ANSWERS = ("eval/before.jsonl", "eval/after.jsonl")
 
 
@@ -83,8 +89,54 @@ def falling_reward(history: History) -> Issue | None:
     return Issue(seen, _keep(history, peak.step), level="warning")
 
 
+_REASONS = (
+    *(falling_reward, signal.no_signal, rewards.absent_reward),
+    *(stability.too_low_learning_rate, stability.entropy_collapse),
+    *(stability.entropy_explosion, stability.kl_runaway, stability.nan_loss),
+)
+"""Rules that tell why a reward does not rise."""
+
+
+@Rule(
+    "the reward does not rise",
+    ("reward",),
+    min_records=_FLAT_RECORDS,
+    threshold=f"neither the last half nor the last tenth above the first by {LIKELY:g} standard errors, the "
+    "reward not near its highest, and no other rule tells why",
+    source=f"ours: {LIKELY:g} standard errors are little, and runs that learn show it in fewer records",
+)
+def flat_reward(history: History) -> Issue | None:
+    """So many steps should show that something is learned, if anything is."""
+    count = history.count("reward")
+    width = max(NOW, count // 10)
+    whole, tail = (
+        change_between(history.first("reward", width), history.last("reward", each))
+        for each in (count // 2, width)
+    )
+    if whole is None or tail is None or history.is_near_best():
+        return None
+    peak = history.peak("reward")
+    best = change_between(history.first("reward", width), peak.values) if peak else None
+    risen = whole.rises(errors=LIKELY) or tail.rises(errors=LIKELY)
+    if risen or (best and best.rises()) or any(rule.apply(history) for rule in _REASONS):
+        return None
+    seen = (
+        f"the reward is {whole.now:.3g} over the last half of {count} records and was {whole.before:.3g} over the "
+        f"first {width} (noise alone makes {LIKELY * whole.error:.2g})"
+    )
+    fix = (
+        f"{try_rewards(history)}: right answers must score more than wrong ones, and some of both must be "
+        f"sampled; then easier prompts, or {faster(history)}"
+    )
+    # Of a slow rise, more records may tell.
+    slow = whole.rises(errors=1.0) and count < _SLOW_RECORDS
+    return Issue(seen, fix, level="note" if slow else "warning")
+
+
 def _keep(history: History, step: int) -> str:
-    rate = slower(history.recipe)
+    rate = slower(history)
+    if not history.advice.is_own:
+        return f"keep the checkpoint nearest to step {step}; next time {rate}"
     if history.checkpoints is None:
         return f"{on_run(history, 'diagnose')} names the checkpoint to keep; next time {rate}"
     if not history.checkpoints:
@@ -117,8 +169,8 @@ def held_out_gap(history: History) -> Issue | None:
         f"{held_out.before:.3g} to {held_out.now:.3g} (gaps up to {least:.2g} are usual)"
     )
     fix = (
-        "more rows, fewer epochs (`training.num_train_epochs: 1`), or a narrower reward; "
-        "read the best completions in `completions/`"
+        f"more rows, fewer epochs ({history.advice.edit('training.num_train_epochs', 1, '')}), or a narrower "
+        f"reward; read the best completions in {history.advice.completions}"
     )
     return Issue(seen, fix, level="warning")
 
@@ -210,7 +262,7 @@ def _find_loss(history: History, since: str, before: Answers, after: Answers) ->
     gain, place, name, entry = max(gains, key=lambda each: each[0])
     if gained and gain > 0:
         seen += f", while `{name}` made the total rise"
-        fix = less_weight(place, name, entry)
+        fix = less_weight(history, place, name, entry)
     else:
         fix = _go_back(history)
     # What shapes answers may give way to a total that rises.
@@ -240,6 +292,6 @@ def _go_back(history: History) -> str:
     earlier = [step for step in history.checkpoints or () if step < last]
     # The best checkpoint is what was measured.
     if not earlier or history.recipe.loads_best:
-        return f"{slower(history.recipe)}, or fewer steps"
+        return f"{slower(history)}, or fewer steps"
     command = on_run(history, "eval", f"--checkpoint {min(earlier)}")
-    return f"{slower(history.recipe)}, or an earlier checkpoint: {command} measures it"
+    return f"{slower(history)}, or an earlier checkpoint: {command} measures it"

@@ -63,15 +63,18 @@ def rewards_apart(history: History) -> Issue | None:
                 f"`{answer}` fell from its best {fall.before:.3g} to {fall.now:.3g} (by more than "
                 f"{_LEAST_FALL:.0%}), while `{other}` rose from {rise.before:.3g} to {rise.now:.3g}"
             )
-            return Issue(seen, less_weight(place, other, other_entry))
+            return Issue(seen, less_weight(history, place, other, other_entry))
     return None
 
 
-def less_weight(place: int, name: str, entry: RewardConfig) -> str:
+def less_weight(history: History, place: int, name: str, entry: RewardConfig) -> str:
     """Return the fix for a reward that rises at the cost of what matters."""
+    edit = f"a lower weight of `{name}`"
+    if history.advice.is_own:
+        edit = f"`rewards.{place}.weight: {entry.weight / 5:.2g}` (it is {entry.weight:g})"
     return (
-        f"`rewards.{place}.weight: {entry.weight / 5:.2g}` (it is {entry.weight:g}), or narrow `{name}` to "
-        "what only right answers have; read the best completions in `completions/`"
+        f"{edit}, or narrow `{name}` to what only right answers have; read the best completions in "
+        f"{history.advice.completions}"
     )
 
 
@@ -118,6 +121,8 @@ def reward_swamped(history: History) -> Issue | None:
         f"scores are {times:.0f} times as large as those of `{other}`"
     )
     fix = f"`rewards.{place}.weight: {weight / times:.2g}` (it is {weight:g})"
+    if not history.advice.is_own:
+        fix = f"divide the weight of `{name}` by {times:.0f}"
     return Issue(seen, fix, level="warning")
 
 
@@ -151,7 +156,7 @@ def constant_reward(history: History) -> Issue | None:
         )
         fix = (
             f"{try_rewards(history)} shows what `{name}` gives to answers of several kinds; "
-            f"correct it, or remove `rewards.{place}`"
+            f"correct it, or remove {f'`rewards.{place}`' if history.advice.is_own else 'it'}"
         )
         return Issue(seen, fix, level="note" if at_top else "warning")
     return None
@@ -177,8 +182,8 @@ def absent_reward(history: History) -> Issue | None:
     place, name = absent[0]
     seen = f"`{name}` gave no score to any completion of the last {_ABSENT} records"
     fix = (
-        f"{try_rewards(history)} shows what `{name}` gives; correct it, the columns that it reads, or the "
-        f"`rewards.{place}.when` that excludes these rows"
+        f"{try_rewards(history)} shows what `{name}` gives; correct it, the columns that it reads"
+        + (f", or the `rewards.{place}.when` that excludes these rows" * history.advice.is_own)
     )
     if len(absent) < len(history.recipe.rewards):
         return Issue(seen, fix, level="warning")

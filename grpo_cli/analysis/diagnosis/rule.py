@@ -1,5 +1,6 @@
 """A diagnosis rule: metrics, threshold, source, message."""
 
+import re
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -7,7 +8,7 @@ from typing import Any, NamedTuple, Self
 
 from grpo_cli.analysis.diagnosis.history import History
 from grpo_cli.issues import Issue
-from grpo_cli.recipe.model import rates_of
+from grpo_cli.recipe.model import FULL, LORA, Rates, rates_of
 from grpo_cli.recipe.recipe import Recipe
 
 AXOLOTL = (
@@ -15,6 +16,9 @@ AXOLOTL = (
     "(github.com/axolotl-ai-cloud/axolotl, docs/training_stability.qmd, Key Metrics for RL)"
 )
 PROBE = "where `grpo probe` warns"
+_OURS = re.compile(r"tools/|episode/|sources/|time/|rewards/NAME/(?:seconds|error_share)|eval/")
+"""Metrics and files that other tools do not have."""
+_ONLY_OURS = "only runs of `grpo train` log what is needed"
 _SLOWER = 5
 """By how much a learning rate that is not unusual is divided."""
 _SYMPTOM_KEYS = "rule level step seen why fix metric window threshold source".split()
@@ -87,6 +91,8 @@ class Rule:
     min_records: int = field(default=10, kw_only=True)
     """Records of these metrics that the check needs."""
     skip_reason: Callable[[Recipe], str | None] = field(default=sampled_only, kw_only=True)
+    settings: tuple[str, ...] = field(default=(), kw_only=True)
+    """The recipe's keys of settings that the check needs; a log of another tool may not tell them."""
     check: Check = field(default=lambda history: None, kw_only=True)
 
     def __call__(self, check: Check) -> Self:
@@ -110,16 +116,23 @@ class Rule:
 
     def skip(self, history: History) -> Skip | None:
         """Return why the rule cannot be checked, yet or ever; None if it can."""
-        if (reason := self.skip_reason(history.recipe)) is not None:
+        reason, is_own = self.skip_reason(history.recipe), history.advice.is_own
+        if reason is not None and is_own:
             return Skip(reason)
-        if not self.window:
+        if not self.window and is_own:
             both = history.answers_before and history.answers_after
             return None if both else Skip("no held-out answers from before and after training")
         if history.lost_at is not None and self.name == "nan_loss":
             return None
         counts = {metric: history.count(metric) for metric in self.metrics}
         if missing := [metric for metric, count in counts.items() if not count]:
-            return Skip(f"{', '.join(missing)} not logged")
+            ours = (not is_own and not self.window) or any(map(_OURS.match, missing))
+            return Skip(_ONLY_OURS if ours and not is_own else f"{', '.join(missing)} not logged")
+        if reason is not None:
+            return Skip(reason)
+        if unknown := history.advice.unknown.intersection(self.settings):
+            names = ", ".join(map(history.advice.name, sorted(unknown)))
+            return Skip(f"{names} not known")
         few = min(counts.values())
         if few >= self.min_records:
             return None
@@ -138,23 +151,42 @@ class Rule:
         return {**{name: getattr(self, name) for name in _RULE_KEYS}, "fewest": self.min_records}
 
 
-def slower(recipe: Recipe) -> str:
+RATE = "training.learning_rate"
+
+
+def usual_rates(history: History) -> Rates:
+    """Return the usual learning rates of a run; of both kinds if it is not known whether it trains adapters."""
+    if "model.lora" in history.advice.unknown:
+        return Rates(FULL.least, FULL.usual, LORA.most)
+    return rates_of(history.recipe.model)
+
+
+def slower(history: History) -> str:
     """Return the fix of a lower learning rate: a fraction of it, or the usual one if it is far above."""
-    rate, rates = recipe.training.learning_rate, rates_of(recipe.model)
+    rate, rates = history.recipe.training.learning_rate, usual_rates(history)
     lower = rates.usual if rate > rates.most else rate / _SLOWER
-    return f"`training.learning_rate: {lower:.2g}`"
+    return history.advice.edit(RATE, f"{lower:.2g}", "a lower")
 
 
-def more_kl(recipe: Recipe) -> str:
+def faster(history: History) -> str:
+    """Return the fix of a higher learning rate: the usual one, or twice one that is as high."""
+    rate, rates = history.recipe.training.learning_rate, usual_rates(history)
+    return history.advice.edit(RATE, f"{max(rates.usual, 2 * rate):.2g}", "a higher")
+
+
+def more_kl(history: History) -> str:
     """Return the fix of a KL term, or of twice the one that is set."""
+    recipe = history.recipe
     if recipe.teacher is not None:
         return f"`teacher.weight: {2 * recipe.teacher.weight:g}`"
     beta = recipe.setting("beta") or 0.0
-    return f"`training.beta: {2 * beta or 0.01:g}`"
+    return history.advice.edit("training.beta", f"{2 * beta or 0.01:g}", "a larger")
 
 
 def try_rewards(history: History) -> str:
     """Return the command that shows how rewards score answers."""
+    if not history.advice.is_own:
+        return "calling the reward functions on right and wrong answers"
     return f"`grpo rewards test {shlex.quote(history.source)}`"
 
 

@@ -27,6 +27,7 @@ _SILENT = "frac_reward_zero_std"
 _LEFT = "dynamic_sampling/frac_reward_zero_std"
 """The same after groups were replaced: of what is trained on."""
 _CLIPPED, _LENGTH = "completions/clipped_ratio", "completions/mean_length"
+_LIMIT = "generation.max_completion_length"
 _DIFFERENCE = "sampling/sampling_logp_difference/mean"
 _NEUTRAL = {"temperature": "1.0", "top_p": "1.0", "top_k": "0", "min_p": "null"}
 MOST_SILENT = 0.8
@@ -35,7 +36,7 @@ COLLAPSED = 0.01
 """Entropy in nats a token below which all completions are the same."""
 _MOST_REPEATED, _NEARLY_ALL, _FEW_TOKENS = 0.5, 0.95, 20
 """Answers of fewer tokens are often equal because there is one right way to put them."""
-_MANY_CLIPPED, _MOST_CLIPPED = 0.5, 0.8
+MANY_CLIPPED, _MOST_CLIPPED = 0.5, 0.8
 _GROWTH, _NEAR_LIMIT, _SHRINKAGE = 2.0, 0.8, 0.25
 _BEGUN = 3
 """Records that the first length is the mean of: a length that is rewarded changes within ten steps."""
@@ -53,11 +54,11 @@ def _is_solved(history: History) -> bool:
     return history.is_near_best() or (history.has_risen() and not collapsed)
 
 
-def _widen(recipe: Recipe, *names: str) -> str:
+def _widen(history: History, *names: str) -> str:
     """Return the edits that set what narrows sampling to its neutral value; empty if nothing does."""
-    values = {name: getattr(recipe.generation, name) for name in names}
+    values = {name: getattr(history.recipe.generation, name) for name in names}
     return ", ".join(
-        f"`generation.{name}: {_NEUTRAL[name]}` (it is {value:g})"
+        f"{history.advice.edit(f'generation.{name}', _NEUTRAL[name])} (it is {value:g})"
         for name, value in values.items()
         if value and (_NEUTRAL[name] != "1.0" or value < 1)
     )
@@ -92,12 +93,11 @@ def no_signal(history: History) -> Issue | None:
     elif spread and max(spread) < 1e-6 and max(rewards) - min(rewards) < 1e-6:
         fix = f"{try_rewards(history)} shows why every answer gets the same reward"
     else:
-        rounds = 2 * dynamic.max_resample if dynamic else 3
-        fix = (
-            f"{try_rewards(history)}; if right answers score there, easier prompts or "
-            f"`generation.num_generations: {2 * generation.num_generations}` or "
-            f"`generation.dynamic_sampling.max_resample: {rounds}`"
-        )
+        more = history.advice.edit("generation.num_generations", 2 * generation.num_generations)
+        if history.advice.is_own:
+            rounds = 2 * dynamic.max_resample if dynamic else 3
+            more += f" or `generation.dynamic_sampling.max_resample: {rounds}`"
+        fix = f"{try_rewards(history)}; if right answers score there, easier prompts or {more}"
     return Issue(seen, fix, level="error" if share > 0.999 else "warning")
 
 
@@ -119,7 +119,8 @@ def all_solved(history: History) -> Issue | None:
     )
     if risen:
         step, end = history.metrics.step, history.metrics.total_steps
-        enough = "" if step == end else f"`training.max_steps: {step}` is enough; "
+        edit = history.advice.edit("training.max_steps", step, "")
+        enough = "" if step == end else f"{edit} is enough; "
         fix = f"{enough}harder prompts to learn more"
         return Issue(seen, fix, level="note")
     return Issue(seen, "harder prompts, or a reward that tells more answers apart", level="warning")
@@ -142,8 +143,8 @@ def repeated_answers(history: History) -> Issue | None:
         f"{share:.0%} of the completions of the last 10 records equal another one of their group "
         f"(at most {limit:.0%})"
     )
-    fix = _widen(history.recipe, "temperature", "top_p", "top_k")
-    fix = fix or f"{slower(history.recipe)}, from an earlier checkpoint"
+    fix = _widen(history, "temperature", "top_p", "top_k")
+    fix = fix or f"{slower(history)}, from an earlier checkpoint"
     return Issue(seen, fix, level="warning")
 
 
@@ -156,13 +157,13 @@ def _one_answer(recipe: Recipe) -> str | None:
     "completions are cut off",
     (_CLIPPED,),
     skip_reason=_one_answer,
-    threshold=f"a mean above {_MANY_CLIPPED} that does not fall (an error above {_MOST_CLIPPED} if a reward "
+    threshold=f"a mean above {MANY_CLIPPED} that does not fall (an error above {_MOST_CLIPPED} if a reward "
     "judges answers); a note if the reward rises",
-    source=f"{_MANY_CLIPPED} is {PROBE}; {_MOST_CLIPPED}: {AXOLOTL}",
+    source=f"{MANY_CLIPPED} is {PROBE}; {_MOST_CLIPPED}: {AXOLOTL}",
 )
 def truncation(history: History) -> Issue | None:
     """Text after the cutoff is never scored, and the answer is usually at the end."""
-    share, recipe = lasting_share(history.last(_CLIPPED), _MANY_CLIPPED), history.recipe
+    share, recipe = lasting_share(history.last(_CLIPPED), MANY_CLIPPED), history.recipe
     if share is None:
         return None
     limit = recipe.generation.max_completion_length
@@ -170,13 +171,14 @@ def truncation(history: History) -> Issue | None:
     left_out = "; they take no part in the loss (mask_truncated_completions)" if masked else ""
     # A reward that judges no answers may well score a completion without its end.
     judged = bool(JUDGES & {entry.kind for entry in recipe.rewards})
+    at = "the limit" if _LIMIT in history.advice.unknown else f"{limit} tokens"
     severe = judged and share > _MOST_CLIPPED
     error = f"; above {_MOST_CLIPPED:.0%} an error" if severe else ""
     seen = (
-        f"{share:.0%} of the completions of the last 10 records were cut off at {limit} tokens "
-        f"(at most {_MANY_CLIPPED:.0%}{error}), and no fewer towards the end{left_out}"
+        f"{share:.0%} of the completions of the last 10 records were cut off at {at} "
+        f"(at most {MANY_CLIPPED:.0%}{error}), and no fewer towards the end{left_out}"
     )
-    fix = f"`generation.max_completion_length: {2 * limit}`, or a prompt that asks for shorter answers"
+    fix = f"{history.advice.edit(_LIMIT, 2 * limit)}, or a prompt that asks for shorter answers"
     if history.has_risen(LIKELY):
         return Issue(f"{seen}; the reward rises all the same", fix, level="note")
     return Issue(seen, fix, level="error" if severe else "warning")
@@ -186,6 +188,7 @@ def truncation(history: History) -> Issue | None:
     "completions grow to the limit",
     (_LENGTH,),
     min_records=20,
+    settings=(_LIMIT,),
     threshold=f"{_GROWTH:g} times the first {_BEGUN} records, and above {_NEAR_LIMIT:g} of "
     "max_completion_length",
     source=f"growth to the limit: {AXOLOTL}; the two numbers are ours: longer reasoning below the limit is "
@@ -201,7 +204,12 @@ def length_explosion(history: History) -> Issue | None:
         f"(at most {_GROWTH:g} times, or {_NEAR_LIMIT:.0%} of the limit)"
     )
     has_penalty = any(entry.kind == "soft_overlong" for entry in history.recipe.rewards)
-    add = "" if has_penalty else "`rewards: [..., {kind: soft_overlong}]`, or "
+    kind = (
+        "`rewards: [..., {kind: soft_overlong}]`"
+        if history.advice.is_own
+        else "a penalty of length"
+    )
+    add = "" if has_penalty else f"{kind}, or "
     return Issue(seen, f"{add}remove what rewards length", level="warning")
 
 
@@ -223,7 +231,7 @@ def length_collapse(history: History) -> Issue | None:
         f"completions shrank from {length.before:.0f} to {length.now:.0f} tokens (at least "
         f"{_SHRINKAGE:.0%}), and the reward went from {reward.before:.3g} to {reward.now:.3g}"
     )
-    fix = f"{slower(history.recipe)}; look in `completions/` for what rewards short answers"
+    fix = f"{slower(history)}; look in {history.advice.completions} for what rewards short answers"
     return Issue(seen, fix, level="warning")
 
 
@@ -247,7 +255,7 @@ def sampling_mismatch(history: History) -> Issue | None:
     difference, generation = history.mean(_DIFFERENCE), history.recipe.generation
     if difference is None or difference <= _USUAL_DIFFERENCE:
         return None
-    fix = _widen(history.recipe, "top_p", "top_k", "min_p")
+    fix = _widen(history, "top_p", "top_k", "min_p")
     if not fix and generation.vllm.mode == "server" and not generation.vllm.is_managed:
         fix = "start the server with the command that `grpo serve RECIPE --dry-run` prints"
     seen = (

@@ -1,12 +1,27 @@
 """Rules on whether training is stable: loss, learning rate, entropy, divergence, gradients, clipped ratios."""
 
+from math import isinf
 from statistics import median
 
-from grpo_cli.analysis.diagnosis.history import LIKELY, History
-from grpo_cli.analysis.diagnosis.rule import AXOLOTL, PROBE, Rule, always, more_kl, slower
-from grpo_cli.analysis.diagnosis.signal import COLLAPSED, MOST_SILENT, repeated_answers
+from grpo_cli.analysis.diagnosis.history import LIKELY, History, near_best
+from grpo_cli.analysis.diagnosis.rule import (
+    AXOLOTL,
+    PROBE,
+    RATE,
+    Rule,
+    always,
+    more_kl,
+    slower,
+    usual_rates,
+)
+from grpo_cli.analysis.diagnosis.signal import (
+    COLLAPSED,
+    MANY_CLIPPED,
+    MOST_SILENT,
+    repeated_answers,
+)
 from grpo_cli.issues import Issue
-from grpo_cli.recipe.model import FULL, LORA, rates_of
+from grpo_cli.recipe.model import FULL, LORA
 from grpo_cli.recipe.recipe import Recipe
 
 _MOST_ENTROPY, _GROWTH = 1.0, 2.0
@@ -15,6 +30,7 @@ _MOST_KL = 2.0
 _MOST_GRADIENT, _SPIKE, _SPIKES = 10.0, 10.0, 3
 """A norm that is too large; how many times the median makes a spike; how many of a window are too many."""
 _MOST_CLIPPED = 0.3
+_HEAT = "generation.temperature"
 _CLIPPED, _GRADIENT = "clip_ratio/region_mean", "grad_norm"
 _FP16_SKIPS = 5
 """Steps in a row that the gradient scaler of fp16 may skip while it looks for its scale."""
@@ -35,7 +51,7 @@ _WARM_UP = 200
 )
 def nan_loss(history: History) -> Issue | None:
     """A step from a loss that is NaN or infinite ruins every weight."""
-    fix = f"{slower(history.recipe)}, and look for extreme rewards in `completions/`"
+    fix = f"{slower(history)}, and look for extreme rewards in {history.advice.completions}"
     if history.lost_at is not None:
         return Issue(f"the loss of step {history.lost_at} is NaN or infinite", fix)
     fp16 = history.recipe.setting("fp16")
@@ -61,7 +77,7 @@ def _taught(recipe: Recipe) -> str | None:
 def entropy_collapse(history: History) -> Issue | None:
     """A model that is sure of every token samples the same answer again, and finds no better one."""
     entropy, recipe = history.mean("entropy"), history.recipe
-    if entropy is None or entropy >= COLLAPSED or history.is_near_best():
+    if entropy is None or entropy >= COLLAPSED or (history.is_near_best() and not _is_cut(history)):
         return None
     # The first record alone: a policy can be lost within a few steps.
     started = (history.first("entropy", 1) or [entropy])[0]
@@ -69,10 +85,18 @@ def entropy_collapse(history: History) -> Issue | None:
         f"entropy is {entropy:.2g} over the last 10 records (at least {COLLAPSED}); it began at "
         f"{started:.2g}"
     )
-    warmer = "" if recipe.generation.temperature >= 1 else ", `generation.temperature: 1.0`"
+    warm = recipe.generation.temperature >= 1 or _HEAT in history.advice.unknown
+    warmer = "" if warm else f", {history.advice.edit(_HEAT, '1.0')}"
     return Issue(
-        seen, f"{slower(recipe)}, {more_kl(recipe)}{warmer}; go back to an earlier checkpoint"
+        seen, f"{slower(history)}, {more_kl(history)}{warmer}; go back to an earlier checkpoint"
     )
+
+
+def _is_cut(history: History) -> bool:
+    """Return whether completions no longer end: a reward whose highest value is unknown is not near it then."""
+    clipped = history.change("completions/clipped_ratio")
+    rose = clipped is not None and clipped.before < MANY_CLIPPED < clipped.now
+    return isinf(near_best(history.recipe)) and rose
 
 
 @Rule(
@@ -97,7 +121,7 @@ def entropy_explosion(history: History) -> Issue | None:
         f"entropy rose from {entropy.before:.2g} to {entropy.now:.2g} (at most {most:.2g}), "
         "and the reward did not rise"
     )
-    return Issue(seen, f"{slower(history.recipe)}, {more_kl(history.recipe)}")
+    return Issue(seen, f"{slower(history)}, {more_kl(history)}")
 
 
 def _has_no_kl(recipe: Recipe) -> str | None:
@@ -119,7 +143,7 @@ def kl_runaway(history: History) -> Issue | None:
     if not recent or median(recent) <= _MOST_KL:
         return None
     seen = f"the median KL of the last 10 records is {median(recent):.3g} (at most {_MOST_KL:g})"
-    return Issue(seen, f"{slower(history.recipe)}, or {more_kl(history.recipe)}")
+    return Issue(seen, f"{slower(history)}, or {more_kl(history)}")
 
 
 @Rule(
@@ -148,8 +172,8 @@ def gradient_spike(history: History) -> Issue | None:
         f"{len(large)} of the last 20 gradient norms are above {limit} (fewer than {_SPIKES} are usual); the "
         f"largest is {max(large):.3g}"
     )
-    clipped = "" if clip > 0 else ", `training.max_grad_norm: 1.0`"
-    return Issue(seen, f"{slower(history.recipe)}{clipped}, or larger batches", level="warning")
+    clipped = "" if clip > 0 else f", {history.advice.edit('training.max_grad_norm', '1.0')}"
+    return Issue(seen, f"{slower(history)}{clipped}, or larger batches", level="warning")
 
 
 def _clips_otherwise(recipe: Recipe) -> str | None:
@@ -173,11 +197,13 @@ def clip_share(history: History) -> Issue | None:
     accumulation = recipe.training.gradient_accumulation_steps
     steps = recipe.generation.steps_per_generation or accumulation
     if iterations > 1:
-        fix = f"`training.num_iterations: {iterations // 2}` (it is {iterations})"
+        edit = history.advice.edit("training.num_iterations", iterations // 2)
+        fix = f"{edit} (it is {iterations})"
     elif steps > accumulation:
-        fix = f"`generation.steps_per_generation: {accumulation}` (it is {steps})"
+        edit = history.advice.edit("generation.steps_per_generation", accumulation)
+        fix = f"{edit} (it is {steps})"
     else:
-        fix = slower(recipe)
+        fix = slower(history)
     seen = (
         f"{share:.0%} of the tokens of the last 10 records had a clipped ratio "
         f"(at most {_MOST_CLIPPED:.0%})"
@@ -208,7 +234,7 @@ def _highest_rate(history: History) -> float | None:
 def too_high_learning_rate(history: History) -> Issue | None:
     """Steps this large lose the language that the model knew, and cause the other problems listed here."""
     recipe, peak = history.recipe, _highest_rate(history)
-    most = rates_of(recipe.model).most
+    most, unsure = usual_rates(history).most, "model.lora" in history.advice.unknown
     if peak is None or peak <= most:
         return None
     signs = [symptom for sign in _SIGNS if (symptom := sign.apply(history))]
@@ -216,12 +242,12 @@ def too_high_learning_rate(history: History) -> Issue | None:
         return None
     seen = (
         f"the highest learning rate is {peak:.2g} (at most {most:g} "
-        f"{'with' if recipe.model.lora else 'without'} LoRA), and it shows: "
+        f"{'with' if recipe.model.lora or unsure else 'without'} LoRA), and it shows: "
         f"{', '.join(sign.rule for sign in signs)}"
     )
     fix = (
-        f"{slower(recipe)} (it is {recipe.training.learning_rate:g}), from the start; "
-        f"{more_kl(recipe)} also limits how far the model moves"
+        f"{slower(history)} (it is {recipe.training.learning_rate:g}), from the start; "
+        f"{more_kl(history)} also limits how far the model moves"
     )
     bad = any(sign.level == "error" for sign in signs)
     return Issue(seen, fix, level="error" if bad else "warning")
@@ -237,7 +263,7 @@ def too_high_learning_rate(history: History) -> Issue | None:
 )
 def too_low_learning_rate(history: History) -> Issue | None:
     """Every step costs its time and changes nothing that can be seen."""
-    rates, peak = rates_of(history.recipe.model), _highest_rate(history)
+    rates, peak = usual_rates(history), _highest_rate(history)
     reward = history.change("reward", 10)
     if peak is None or peak >= rates.least or _has_moved(history):
         return None
@@ -247,7 +273,7 @@ def too_low_learning_rate(history: History) -> Issue | None:
         f"{rewards}"
     )
     rate = history.recipe.training.learning_rate
-    fix = f"`training.learning_rate: {rates.usual:g}` (it is {rate:g})"
+    fix = f"{history.advice.edit(RATE, f'{rates.usual:g}')} (it is {rate:g})"
     return Issue(seen, fix, level="warning" if peak else "error")
 
 

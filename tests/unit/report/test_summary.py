@@ -140,7 +140,8 @@ def test_the_places_of_trackers_are_named(tmp_path, capsys):
 
 
 def test_a_healthy_run_ends_without_a_word(tmp_path, capsys):
-    print_summary(RunReport(make_finished_run(tmp_path)))
+    rising = [0.2 + step / 80 for step in range(40)]
+    print_summary(RunReport(make_finished_run(tmp_path, rewards=rising)))
     assert capsys.readouterr().err == ""
 
 

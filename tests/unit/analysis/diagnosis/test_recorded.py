@@ -9,7 +9,7 @@ TOLD = {
     "constant": {"no_signal"},
     "rate_of_1": {"too_high_learning_rate", "no_signal", "repeated_answers", "entropy_collapse"},
     "rate_of_0.06": {"too_high_learning_rate", "no_signal", "repeated_answers", "entropy_collapse"},
-    "noise": {"too_high_learning_rate", "entropy_explosion"},
+    "noise": {"too_high_learning_rate", "entropy_explosion", "flat_reward"},
     "kl": {"too_high_learning_rate", "kl_runaway", "all_solved"},
     "huge": {"too_high_learning_rate", "gradient_spike"},
     "clip": {"clip_share"},

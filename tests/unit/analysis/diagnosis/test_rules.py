@@ -258,6 +258,11 @@ SHOWN = {
         "the reward began at 0.793 and is 0.0959 now",
         "keep checkpoint 10",
     ),
+    "flat_reward": (
+        make_history({"reward": noisy(HALF)}),
+        "the reward is 0.499 over the last half of 40 records and was 0.493 over the first 10",
+        "or `training.learning_rate: 2e-05`",
+    ),
     "held_out_gap": (
         make_history(
             {"reward": UP, "reward_std": HALF},
@@ -536,6 +541,14 @@ SILENT = {
         {"reward": noisy([0.8] * 20 + [0.75] * 20)},
         # Of this early_peak tells.
         {"reward": noisy([0.3] * 10 + [0.7] * 20 + [0.1] * 10)},
+    ],
+    "flat_reward": [
+        {"reward": noisy(UP)},
+        # It learned at once.
+        {"reward": noisy([0.2] * 6 + [0.7] * 34)},
+        # Of this falling_reward tells.
+        {"reward": noisy([0.8] * 20 + [0.1] * 20)},
+        {"reward": [0.99] * 40},
     ],
     "held_out_gap": [{"reward": UP, "reward_std": HALF}],
     "too_low_learning_rate": [

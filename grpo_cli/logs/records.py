@@ -1,0 +1,291 @@
+"""Turns records as they were logged into records as `Run` has them: names, numbers, steps, attempts."""
+
+import re
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from math import isfinite, isnan, nan
+from typing import Any
+
+from grpo_cli.logs.completions import CompletionTable
+from grpo_cli.logs.console import Raw
+from grpo_cli.logs.names import Layout, Source, find_layout, read_table
+from grpo_cli.runs.metrics import Metrics, Series
+
+_FRACTION = re.compile(r"(\d+)\s*/\s*(\d+)")
+_ROUNDED = re.compile(r"0\.0{2,6}")
+"""A zero that may be a small number, printed with few decimals."""
+_SMALL = frozenset({"learning_rate", "kl"})
+"""Metrics that are so small that it matters."""
+_GRPO = frozenset(
+    "reward reward_std frac_reward_zero_std kl clip_ratio/region_mean completions/mean_length "
+    "completions/clipped_ratio".split()
+)
+_CENTRED = 1e-4
+"""A reward that never leaves 0 by more is centred in its group."""
+_FLAT = 1e-8
+"""A spread below it is none."""
+_BLOCK, _MOST_OTHERS = 250, 200
+
+
+class Reader:
+    """Collects the records of a log as metrics, and counts what was not taken."""
+
+    def __init__(self) -> None:
+        self.metrics = Metrics()
+        self.names: Counter[str] = Counter()
+        """In how many records each name stands, as the table of names has it."""
+        self.records = 0
+        """Records of GRPO training."""
+        self.rewarded = 0
+        """Those with a reward."""
+        self.evaluations = 0
+        self.supervised = 0
+        """Records of supervised training."""
+        self.preferences = 0
+        """Records of preference training."""
+        self.copies = 0
+        """Records that stood there already."""
+        self.attempts = 1
+        self.superseded = 0
+        """Records of earlier attempts, from the step on that a later one began with."""
+        self.counted = False
+        """Whether steps were counted, since none is logged."""
+        self.rounded: set[str] = set()
+        """Metrics that are printed with so few decimals that they are always 0."""
+        self.remarks: dict[str, str] = {}
+        """How metrics that are not logged as such came about."""
+        self.others: list[Raw] = []
+        """Dicts that are no records, the first of them; they may name settings."""
+        self.completions = ""
+        """What the newest completions are, in words, if the log is a table of them."""
+        self._table = CompletionTable()
+        self._layouts: dict[tuple[str, ...], Layout] = {}
+        self._block: list[dict[str, Any]] = []
+        self._last: dict[str, dict[str, Any]] = {}
+        """The newest record of training and of evaluation."""
+        self._raw: Raw = {}
+
+    def read(self, raws: Iterable[Raw]) -> None:
+        """Add all records."""
+        for raw in raws:
+            names = tuple(raw)
+            layout = self._layouts.get(names)
+            if layout is None:
+                # Of sparse rows there may be many.
+                layout = self._layouts[names] = find_layout(filter(None, names))
+            self._add(raw, layout)
+        if not self.records:
+            for step, values, words in self._table.records():
+                self.completions = words
+                self._put("train", step, values)
+        self._flush()
+        self.remarks = derive(self.metrics, self.rounded)
+
+    def _add(self, raw: Raw, layout: Layout) -> None:
+        if layout.is_completion and self._table.add(raw, self._find_step(raw, layout) or 0):
+            return
+        train = dict(_pick(raw, layout.train, self.rounded))
+        evaluated = dict(_pick(raw, layout.evaluation, set()))
+        if not train and not evaluated:
+            if len(self.others) < _MOST_OTHERS:
+                self.others.append(raw)
+            return
+        table = read_table()
+        if layout.marks.intersection(table["preferences"]):
+            self.preferences += 1
+            return
+        is_grpo = is_training(train)
+        if not is_grpo and len(self.others) < _MOST_OTHERS:
+            self.others.append(raw)
+        if (
+            not is_grpo
+            and train
+            and (not self.records or layout.marks.intersection(table["supervised"]))
+        ):
+            self.supervised += "loss" in train or bool(
+                layout.marks.intersection(table["supervised"])
+            )
+            return
+        if (
+            "loss" not in train
+            and not is_grpo
+            and not any(name.endswith("reward") for name in evaluated)
+        ):
+            return
+        step = self._find_step(raw, layout)
+        if step is None and raw == self._raw:
+            self.copies += 1
+            return
+        self._raw = raw
+        self.names.update(layout.marks)
+        if train:
+            self._put("train", step, train)
+        if evaluated and self.records:
+            self._put("eval", step, evaluated)
+
+    def _find_step(self, raw: Raw, layout: Layout) -> int | None:
+        text = raw.get(layout.step) if layout.step else None
+        if isinstance(text, str) and (match := _FRACTION.match(text)):
+            self.metrics.total_steps = int(match[2])
+            text = match[1]
+        if isinstance(total := _number(raw.get("max_steps")), float) and isfinite(total):
+            self.metrics.total_steps = int(total)
+        number = _number(text)
+        return int(number) if number is not None and isfinite(number) else None
+
+    def _put(self, event: str, step: int | None, values: dict[str, Any]) -> None:
+        """Add a record: a new one, more of the newest one, a copy, or the first of another attempt."""
+        last = self._last.get(event)
+        if step is None:
+            self.counted = True
+            step = last["step"] + (event == "train") if last else 1
+            if event == "eval":
+                step = self.metrics.step if not self._block else self._block[-1]["step"]
+        if last is not None and step == last["step"]:
+            # slime logs a step on several lines; another process may log the same.
+            new = {name: value for name, value in values.items() if name not in last}
+            last.update(new)
+            self.copies += not new
+            self.rewarded += event == "train" and "reward" in new
+            return
+        if last is not None and step < last["step"] and event == "train":
+            self._rewind(step)
+        record = {"event": event, "step": step, **values}
+        self._last[event] = record
+        self._block.append(record)
+        self.records += event == "train"
+        self.rewarded += event == "train" and "reward" in values
+        self.evaluations += event == "eval"
+        if len(self._block) >= _BLOCK:
+            self._flush(keep=2)
+
+    def _rewind(self, step: int) -> None:
+        """Drop what an earlier attempt logged from a step on."""
+        self._flush()
+        self.attempts += 1
+        before = self._count()
+        rewind(self.metrics, step)
+        self.superseded += before - self._count()
+        self.records -= before - self._count()
+        self._last.pop("eval", None)
+
+    def _count(self) -> int:
+        return max(map(len, self.metrics.series.values()), default=0)
+
+    def _flush(self, keep: int = 0) -> None:
+        """Hand records on, all but the newest, which may still get more values."""
+        end = len(self._block) - keep
+        self.metrics.extend(self._block[:end])
+        del self._block[:end]
+
+
+def rewind(metrics: Metrics, step: int) -> None:
+    """Drop what was logged from a step on, and begin another attempt."""
+    for each in metrics.series.values():
+        end = bisect_left(each.steps, step)
+        del each.steps[end:], each.values[end:]
+    metrics.steps[:] = [each for each in metrics.steps if each["step"] < step]
+    metrics.attempt = len(metrics.steps)
+
+
+def is_training(values: Mapping[str, Any]) -> bool:
+    """Return whether a record is of GRPO: it has a reward, or several metrics; settings have no more than one."""
+    measured = [name for name in read_table()["metrics"] if name in values]
+    rewarded = "reward" in values or any(name.startswith("rewards/") for name in values)
+    return rewarded or (len(measured) > 2 and bool(_GRPO & values.keys()))
+
+
+def _pick(
+    raw: Raw, sources: Iterable[Source], rounded: set[str]
+) -> Iterator[tuple[str, float | None]]:
+    """Yield the metrics of a record; None for NaN and infinities."""
+    for names, metric in sources:
+        total = 0.0
+        for name in names:
+            text = raw[name]
+            number = text if type(text) is float else _number(text)
+            if number is None:
+                break
+            if (
+                number == 0
+                and metric in _SMALL
+                and isinstance(text, str)
+                and _ROUNDED.fullmatch(text)
+            ):
+                rounded.add(metric)
+            total += number
+        else:
+            yield metric, total if isfinite(total) else None
+
+
+def _number(value: Any) -> float | None:
+    """Return a number that may be text; None if it is none, as `No Log` and an empty cell."""
+    if type(value) is float:
+        return value
+    if isinstance(value, bool) or value is None:
+        return None
+    if isinstance(value, int | str):
+        try:
+            return float(value)
+        except (ValueError, OverflowError):
+            return None
+    return None
+
+
+def derive(metrics: Metrics, rounded: Iterable[str]) -> dict[str, str]:
+    """Complete metrics by what follows from others, and drop those that were not measured; return remarks."""
+    series, remarks = metrics.series, {}
+    lost = any(None in map(_value, series.get(name, ())) for name in ("loss", "reward"))
+    for name in [*series]:
+        values = series[name].values
+        if (not lost and all(map(isnan, values))) or (name in rounded and not any(values)):
+            del series[name]
+    if "reward" in series and _is_centred(series):
+        del series["reward"]
+        remarks["reward"] = "the logged reward is always about 0, as it is centred in its group"
+    parts = [name for name in series if name.startswith("rewards/") and name.endswith("/mean")]
+    if "reward" not in series and parts:
+        _add_up(series, parts)
+        names = ", ".join(name.removeprefix("rewards/").removesuffix("/mean") for name in parts)
+        remarks["reward"] = (
+            f"{remarks.get('reward', 'no total is logged')}: the sum of {names} is taken"
+        )
+    if "frac_reward_zero_std" not in series and "reward_std" in series:
+        spreads = series["reward_std"]
+        silent = [1.0 if abs(value) < _FLAT else 0.0 for value in spreads.values]
+        if any(silent):
+            series["frac_reward_zero_std"] = Series()
+            series["frac_reward_zero_std"].extend(spreads.steps, silent)
+            remarks["frac_reward_zero_std"] = (
+                "groups count as equal in records whose `reward_std` is 0"
+            )
+    return remarks
+
+
+def _value(point: tuple[int, float | None]) -> float | None:
+    return point[1]
+
+
+def _is_centred(series: Mapping[str, Series]) -> bool:
+    rewards = series["reward"].numbers()
+    others = [
+        abs(value)
+        for name, each in series.items()
+        if name == "reward_std" or (name.startswith("rewards/") and name.endswith("/mean"))
+        for value in each.numbers()
+    ]
+    return bool(
+        len(set(rewards)) > 1
+        and max(map(abs, rewards)) < _CENTRED
+        and max(others, default=0.0) > 100 * _CENTRED
+    )
+
+
+def _add_up(series: dict[str, Series], parts: list[str]) -> None:
+    totals: dict[int, float] = {}
+    for name in parts:
+        for step, value in series[name]:
+            totals[step] = totals.get(step, 0.0) + (nan if value is None else value)
+    series["reward"] = Series()
+    series["reward"].extend(totals, totals.values())
