@@ -280,6 +280,8 @@ def _stream_list(texts: Iterable[str]) -> Iterator[dict[str, Any]]:
 
 def _flat(record: dict[str, Any], prefix: str = "") -> Raw:
     """Return a record whose nested numbers have one name; `data` and `metrics` only hold them."""
+    if not prefix and dict not in map(type, record.values()):
+        return record
     values: Raw = {}
     for name, value in record.items():
         if isinstance(value, dict):

@@ -42,7 +42,7 @@ def _spaced() -> frozenset[str]:
     return frozenset(name.replace(" ", "_") for name in names if " " in name and "+" not in name)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Layout:
     """How the names of a record are read."""
 

@@ -2,7 +2,6 @@
 
 import re
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from math import isfinite, isnan, nan
 from typing import Any
@@ -21,6 +20,7 @@ _GRPO = frozenset(
     "reward reward_std frac_reward_zero_std kl clip_ratio/region_mean completions/mean_length "
     "completions/clipped_ratio".split()
 )
+_HUGE = 1e300
 _CENTRED = 1e-4
 """A reward that never leaves 0 by more is centred in its group."""
 _FLAT = 1e-8
@@ -33,8 +33,6 @@ class Reader:
 
     def __init__(self) -> None:
         self.metrics = Metrics()
-        self.names: Counter[str] = Counter()
-        """In how many records each name stands, as the table of names has it."""
         self.records = 0
         """Records of GRPO training."""
         self.rewarded = 0
@@ -60,6 +58,8 @@ class Reader:
         self.completions = ""
         """What the newest completions are, in words, if the log is a table of them."""
         self._table = CompletionTable()
+        self._counts: dict[Layout, int] = {}
+        """How many records each has."""
         self._layouts: dict[tuple[str, ...], Layout] = {}
         self._block: list[dict[str, Any]] = []
         self._last: dict[str, dict[str, Any]] = {}
@@ -82,6 +82,11 @@ class Reader:
         self._flush()
         self.remarks = derive(self.metrics, self.rounded)
 
+    @property
+    def names(self) -> frozenset[str]:
+        """All names, as the table has them."""
+        return frozenset(name for each in self._counts for name in each.marks)
+
     def _add(self, raw: Raw, layout: Layout) -> None:
         if layout.is_completion and self._table.add(raw, self._find_step(raw, layout) or 0):
             return
@@ -95,7 +100,7 @@ class Reader:
         if layout.marks.intersection(table["preferences"]):
             self.preferences += 1
             return
-        is_grpo = is_training(train)
+        is_grpo = "reward" in train or is_training(train)
         if not is_grpo and len(self.others) < _MOST_OTHERS:
             self.others.append(raw)
         if (
@@ -118,7 +123,7 @@ class Reader:
             self.copies += 1
             return
         self._raw = raw
-        self.names.update(layout.marks)
+        self._counts[layout] = self._counts.get(layout, 0) + 1
         if train:
             self._put("train", step, train)
         if evaluated and self.records:
@@ -191,9 +196,10 @@ def rewind(metrics: Metrics, step: int) -> None:
 
 def is_training(values: Mapping[str, Any]) -> bool:
     """Return whether a record is of GRPO: it has a reward, or several metrics; settings have no more than one."""
+    if "reward" in values or any(name.startswith("rewards/") for name in values):
+        return True
     measured = [name for name in read_table()["metrics"] if name in values]
-    rewarded = "reward" in values or any(name.startswith("rewards/") for name in values)
-    return rewarded or (len(measured) > 2 and bool(_GRPO & values.keys()))
+    return len(measured) > 2 and not _GRPO.isdisjoint(values)
 
 
 def _pick(
@@ -201,22 +207,22 @@ def _pick(
 ) -> Iterator[tuple[str, float | None]]:
     """Yield the metrics of a record; None for NaN and infinities."""
     for names, metric in sources:
-        total = 0.0
-        for name in names:
-            text = raw[name]
-            number = text if type(text) is float else _number(text)
-            if number is None:
-                break
+        total = raw[names[0]]
+        if type(total) is not float or len(names) > 1:
+            numbers = [_number(raw[name]) for name in names]
+            if None in numbers:
+                continue
+            total = sum(filter(None, numbers))
+            text = raw[names[0]]
             if (
-                number == 0
+                total == 0
                 and metric in _SMALL
                 and isinstance(text, str)
                 and _ROUNDED.fullmatch(text)
             ):
                 rounded.add(metric)
-            total += number
-        else:
-            yield metric, total if isfinite(total) else None
+        # The comparison is false for NaN.
+        yield metric, total if -_HUGE < total < _HUGE else None
 
 
 def _number(value: Any) -> float | None:

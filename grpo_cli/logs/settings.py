@@ -27,6 +27,7 @@ _CONFIGS = (
     "grpo_config.json",
 )
 """Files that tools write beside a log."""
+_CLOSE = 1e-6
 _PINNED = 3
 """Records whose greatest length is the same, from which on it is the limit."""
 _LORA_NAMES = ("lora_r", "lora_rank", "peft_config", "lora_alpha")
@@ -143,6 +144,21 @@ def estimate_clipped(metrics: Metrics, limit: int) -> bool:
     return True
 
 
+def is_right_or_wrong(metrics: Metrics, reward: str) -> bool:
+    """Return whether a reward is 0 or 1: its variance is then that of a share, m·(1 − m)."""
+    means, stds = (metrics.series.get(f"rewards/{reward}/{what}", ()) for what in ("mean", "std"))
+    spreads = dict(stds)
+    ratios = []
+    for step, mean in means:
+        if mean is not None and not -_CLOSE < mean < 1 + _CLOSE:
+            return False
+        if mean is not None and (spread := spreads.get(step)) and 0.02 < mean < 0.98:
+            ratios.append(spread * spread / (mean * (1 - mean)))
+    # An average over several steps is a little lower, a sample's variance a little higher.
+    close = [ratio for ratio in ratios if 0.75 < ratio < 1.25]
+    return len(ratios) >= _PINNED and len(close) > 0.8 * len(ratios)
+
+
 def make_recipe(settings: Mapping[str, Any], metrics: Metrics) -> Recipe:
     """Return the recipe of a run of another tool, with what is known of it; the rest has defaults."""
     rewards = [*read_rewards(dict.fromkeys(metrics.series, 0.0))] or ["reward"]
@@ -151,7 +167,12 @@ def make_recipe(settings: Mapping[str, Any], metrics: Metrics) -> Recipe:
         "model": {"path": "unknown"},
         "dataset": {"kind": "inline", "rows": [{"question": ""}]},
         "rewards": [
-            {"kind": "python", "path": "unknown.py:score", "name": f"{at}.{_ODD.sub('_', name)}"}
+            {
+                "kind": "python",
+                "path": "unknown.py:score",
+                "name": f"{at}.{_ODD.sub('_', name)}",
+                **({"clip": [0.0, 1.0]} if is_right_or_wrong(metrics, name) else {}),
+            }
             for at, name in enumerate(rewards)
         ],
         "generation": {},

@@ -86,6 +86,18 @@ def change_between(earlier: Sequence[float], later: Sequence[float]) -> Change |
     return Change(fmean(earlier), fmean(later), error)
 
 
+def slope_in_errors(values: Sequence[float]) -> float:
+    """Return the slope of values over their places, by least squares, in its standard errors; 0 of a constant."""
+    places = [place - (len(values) - 1) / 2 for place in range(len(values))]
+    mean, squares = fmean(values), sum(place * place for place in places)
+    slope = sum(place * value for place, value in zip(places, values, strict=True)) / squares
+    rest = sum(
+        (value - mean - slope * place) ** 2 for place, value in zip(places, values, strict=True)
+    )
+    error = sqrt(rest / (len(values) - 2) / squares)
+    return slope / error if error > 0 else 0.0
+
+
 def lasting_share(shares: Sequence[float], most: float) -> float | None:
     """Return the mean of a share over a window if it is above `most` and does not fall meanwhile; else None."""
     half = len(shares) // 2

@@ -17,6 +17,7 @@ from grpo_cli.analysis.diagnosis.history import (
     History,
     change_between,
     describe_collapse,
+    slope_in_errors,
 )
 from grpo_cli.analysis.diagnosis.rewards import JUDGES, MAY_JUDGE, less_weight
 from grpo_cli.analysis.diagnosis.rule import Rule, faster, on_run, slower, try_rewards
@@ -34,8 +35,10 @@ _LEAST_LOSS = 0.1
 """Of the reward at the beginning, or of its spread there."""
 _LEAST_FALL = 0.3
 """Of what was gained."""
-_FLAT_RECORDS = 40
-"""Records in which a reward should rise."""
+_FLAT_STEPS = 40
+"""Steps in which a reward should rise; a record may be of several."""
+_SLOW = 1.5
+"""Standard errors of a rise that is slow rather than none."""
 _SLOW_RECORDS = 100
 """Records in which even a slow rise shows."""
 _ANSWERS = ("eval/before.jsonl", "eval/after.jsonl")
@@ -100,36 +103,34 @@ _REASONS = (
 @Rule(
     "the reward does not rise",
     ("reward",),
-    min_records=_FLAT_RECORDS,
-    threshold=f"neither the last half nor the last tenth above the first by {LIKELY:g} standard errors, the "
-    "reward not near its highest, and no other rule tells why",
+    min_records=20,
+    threshold=f"a slope of {LIKELY:g} standard errors or less over {_FLAT_STEPS} steps or more, the reward not "
+    "near its highest, and no other rule tells why",
     source=f"ours: {LIKELY:g} standard errors are little, and runs that learn show it in fewer records",
 )
 def flat_reward(history: History) -> Issue | None:
     """So many steps should show that something is learned, if anything is."""
-    count = history.count("reward")
-    width = max(NOW, count // 10)
-    whole, tail = (
-        change_between(history.first("reward", width), history.last("reward", each))
-        for each in (count // 2, width)
+    points, peak = history.points("reward"), history.peak("reward")
+    change, slope = (
+        history.change("reward", NOW),
+        slope_in_errors(history.last("reward", len(points))),
     )
-    if whole is None or tail is None or history.is_near_best():
+    if change is None or peak is None or points[-1][0] - points[0][0] < _FLAT_STEPS - 1:
         return None
-    peak = history.peak("reward")
-    best = change_between(history.first("reward", width), peak.values) if peak else None
-    risen = whole.rises(errors=LIKELY) or tail.rises(errors=LIKELY)
-    if risen or (best and best.rises()) or any(rule.apply(history) for rule in _REASONS):
+    best = change_between(history.first("reward", NOW), peak.values)
+    learned = history.has_risen() or history.is_near_best() or (best is not None and best.rises())
+    if slope > LIKELY or learned or any(rule.apply(history) for rule in _REASONS):
         return None
     seen = (
-        f"the reward is {whole.now:.3g} over the last half of {count} records and was {whole.before:.3g} over the "
-        f"first {width} (noise alone makes {LIKELY * whole.error:.2g})"
+        f"the reward began at {change.before:.3g} and is {change.now:.3g} now (the first and the last {NOW} of "
+        f"{len(points)} records); its slope is {slope:.1f} standard errors (above {LIKELY:g} is a rise)"
     )
     fix = (
         f"{try_rewards(history)}: right answers must score more than wrong ones, and some of both must be "
         f"sampled; then easier prompts, or {faster(history)}"
     )
     # Of a slow rise, more records may tell.
-    slow = whole.rises(errors=1.0) and count < _SLOW_RECORDS
+    slow = slope > _SLOW and len(points) < _SLOW_RECORDS
     return Issue(seen, fix, level="note" if slow else "warning")
 
 

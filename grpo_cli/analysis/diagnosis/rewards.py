@@ -1,6 +1,7 @@
 """Rules on the rewards beside each other: whether each has a say, and whether they pull apart."""
 
 from itertools import permutations
+from math import isinf
 
 from grpo_cli.analysis.diagnosis.history import Change, History, change_between, score_bounds
 from grpo_cli.analysis.diagnosis.rule import Rule, try_rewards
@@ -145,9 +146,11 @@ def constant_reward(history: History) -> Issue | None:
         if max(spreads) > _FLAT or max(means) - min(means) > _FLAT:
             continue
         top, value = score_bounds(entry)[1], means[-1]
+        # Of one that is not known, the best it has been.
+        best = max(history.metrics.values(f"rewards/{name}/mean")) if isinf(top) else top
         at_top = value >= top - _FLAT
         varied = any(std and std > _FLAT for _, std in history.points(f"rewards/{name}/std"))
-        if at_top and (top == 0 or varied):
+        if (at_top and top == 0) or (value >= best - _FLAT and varied):
             # A penalty that nothing deserves, or a form that was learned, is as it should be.
             continue
         seen = (

@@ -46,7 +46,7 @@ _MOST_SAMPLING = 0.9
 """Share of a step's time."""
 
 
-def _is_solved(history: History) -> bool:
+def is_solved(history: History) -> bool:
     """Return whether groups agree because their answers are right, or as good as they get."""
     entropy = history.mean("entropy")
     # A policy that gives one answer only agrees with itself, whatever that is worth.
@@ -76,7 +76,7 @@ def no_signal(history: History) -> Issue | None:
     generation = history.recipe.generation
     dynamic = generation.dynamic_sampling
     share = history.mean(_LEFT if dynamic else _SILENT)
-    if share is None or share <= MOST_SILENT or _is_solved(history):
+    if share is None or share <= MOST_SILENT or is_solved(history):
         return None
     rewards, spread = history.last("reward") or [0.0], history.last("reward_std")
     seen = (
@@ -110,7 +110,7 @@ def no_signal(history: History) -> Issue | None:
 def all_solved(history: History) -> Issue | None:
     """These prompts have taught all they can, so more steps change little."""
     share, change, risen = history.mean(_SILENT), history.change("reward"), history.has_risen()
-    if share is None or share <= MOST_SILENT or change is None or not _is_solved(history):
+    if share is None or share <= MOST_SILENT or change is None or not is_solved(history):
         return None
     rose = f"rose from {change.before:.3g} to" if risen else "has been near its highest value,"
     seen = (

@@ -18,6 +18,8 @@ from grpo_cli.analysis.diagnosis.signal import (
     COLLAPSED,
     MANY_CLIPPED,
     MOST_SILENT,
+    is_solved,
+    no_signal,
     repeated_answers,
 )
 from grpo_cli.issues import Issue
@@ -36,6 +38,10 @@ _FP16_SKIPS = 5
 """Steps in a row that the gradient scaler of fp16 may skip while it looks for its scale."""
 _STILL = 0.05
 """Share by which entropy may change in a model that does not learn."""
+_HOPELESS = 1000
+"""How many times below the least rate nothing can be learned."""
+_BEGUN = 5
+"""Records in which a signal shows that is lost later."""
 _WARM_UP = 200
 """Records in which the highest learning rate is looked for: any warm-up has ended by then."""
 
@@ -133,7 +139,7 @@ def _has_no_kl(recipe: Recipe) -> str | None:
 @Rule(
     "the model is far from where it started",
     ("kl",),
-    threshold=f"a median above {_MOST_KL:g}",
+    threshold=f"a median above {_MOST_KL:g}; a note if the reward rises",
     source=f"{AXOLOTL}; the median is ours: one token can raise a mean",
     skip_reason=_has_no_kl,
 )
@@ -143,7 +149,10 @@ def kl_runaway(history: History) -> Issue | None:
     if not recent or median(recent) <= _MOST_KL:
         return None
     seen = f"the median KL of the last 10 records is {median(recent):.3g} (at most {_MOST_KL:g})"
-    return Issue(seen, f"{slower(history)}, or {more_kl(history)}")
+    fix = f"{slower(history)}, or {more_kl(history)}"
+    if history.has_risen() and is_solved(history):
+        return Issue(f"{seen}; the reward rises all the same", fix, level="note")
+    return Issue(seen, fix)
 
 
 @Rule(
@@ -213,7 +222,7 @@ def clip_share(history: History) -> Issue | None:
 
 _SIGNS = (
     *(entropy_collapse, entropy_explosion, gradient_spike, kl_runaway, nan_loss),
-    repeated_answers,
+    *(no_signal, repeated_answers),
 )
 """What a learning rate that is too high leads to."""
 
@@ -238,6 +247,9 @@ def too_high_learning_rate(history: History) -> Issue | None:
     if peak is None or peak <= most:
         return None
     signs = [symptom for sign in _SIGNS if (symptom := sign.apply(history))]
+    # What never had a signal did not lose it.
+    silent = min(history.first("frac_reward_zero_std", _BEGUN), default=0.0) > MOST_SILENT
+    signs = [sign for sign in signs if not (silent and sign.rule == no_signal.name)]
     if not signs:
         return None
     seen = (
@@ -256,7 +268,7 @@ def too_high_learning_rate(history: History) -> Issue | None:
 @Rule(
     "the learning rate is too low",
     ("learning_rate", "reward"),
-    min_records=30,
+    min_records=20,
     threshold=f"never above {LORA.least:g} with LoRA ({FULL.least:g} without), reward and entropy unchanged",
     source=f"LoRA: {PROBE}, half of what TRL's guide takes (github.com/huggingface/trl/pull/4207); "
     "without: ours, a tenth of TRL's default",
@@ -265,7 +277,10 @@ def too_low_learning_rate(history: History) -> Issue | None:
     """Every step costs its time and changes nothing that can be seen."""
     rates, peak = usual_rates(history), _highest_rate(history)
     reward = history.change("reward", 10)
-    if peak is None or peak >= rates.least or _has_moved(history):
+    if peak is None or peak >= rates.least:
+        return None
+    # What moves with next to no rate is noise, unless it is the reward.
+    if _has_moved(history) and (peak > rates.least / _HOPELESS or history.has_risen()):
         return None
     rewards = f"reward {reward.before:.3g} then and {reward.now:.3g} now" if reward else "no reward"
     seen = (
