@@ -102,7 +102,7 @@ _OPEN_FENCE = re.compile(r"\s*(`{3,}|~{3,})\s*([\w+#.-]*)")
 _TAG = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL | re.IGNORECASE)
 _NUMBER_IN_TEXT = re.compile(
     rf"(?P<sign>(?<![\w)\]}}])[-−+])?(?:\\?[$€£]|\b|(?<!\w))(?<![A-Za-z0-9_.^])(?<!\^\{{)"
-    rf"(?P<number>{NUMBER}(?:\s?\\?%)?)"
+    rf"(?P<number>{NUMBER}(?:\s?\\?%|_(?:[0-9]|\{{[0-9]+\}}))?)"
 )
 
 
@@ -117,13 +117,6 @@ def find_answer(text: str, places: Sequence[str]) -> Found | None:
     """Find the answer of a completion: the last one in the first place that has any.
 
     If the completion closes a thinking block, only what follows it is read.
-
-    Args:
-        text: The completion.
-        places: Where to look, in this order.
-
-    Returns:
-        The answer, stripped of white space, or None if no place holds one.
     """
     visible = after_thinking(text)
     for place in places:
@@ -254,13 +247,7 @@ def parse_number(text: str) -> Quantity | None:
     """Read a text that is one number, with or without currency, percent sign and unit words.
 
     A label before it (`The answer is`, `x =`) and the unit's name are ignored; `3 million` and
-    `2 dozen` are multiplied out.
-
-    Args:
-        text: The whole text, such as `$1,200.50`, `12 apples` or `-3/4`.
-
-    Returns:
-        The number, or None if the text is anything else (`3x`, `12 or 13`, `5:30`).
+    `2 dozen` are multiplied out. Anything else (`3x`, `12 or 13`, `5:30`) is None.
     """
     if len(text) > LONGEST_NUMBER:
         return None

@@ -8,12 +8,11 @@ import unicodedata
 from collections.abc import Callable
 from fractions import Fraction
 from functools import lru_cache
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 TOLERANCE = Fraction(1, 10**6)
 """Relative difference of a decimal from a number that no decimal of its length can meet."""
-_POWER_OF_TEN = re.compile(r"\s*(-?[0-9.]+)[eE]([-+]?[0-9]{1,3})\s*")
 _SPELLINGS: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
     (
         re.compile(r"([0-9]{0,20})\.([0-9]{0,20})\\(?:overline|bar)\s*\{?([0-9]{1,20})\}?"),
@@ -21,13 +20,30 @@ _SPELLINGS: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] =
     ),
     (re.compile(r"[⁰¹²³⁴-⁹⁻]+"), lambda match: f"^{{{_plain(match[0])}}}"),
     (re.compile(r"[¼-¾⅐-⅞]"), lambda match: rf"\frac{{{_plain(match[0])}}}"),
+    (re.compile(r"\A\s*(-?[0-9.]+)[eE]([-+]?[0-9]{1,3})\s*\Z"), r"\1 \\cdot 10^{\2}"),
     (re.compile(r"√"), r"\\sqrt "),
     (re.compile(r"∞"), r"\\infty "),
     (re.compile(r"·"), r"\\cdot "),
+    (re.compile(r"[！-～]"), lambda match: _plain(match[0])),
+    (re.compile(r"°|\\degree(?![A-Za-z])"), r"^\\circ "),
+    (re.compile(r"\A(?:\\left)?<([^<>=]{1,300},[^<>=]{1,300})>\Z"), r"(\1)"),
+    (re.compile(r"\\langle(?![A-Za-z])|⟨"), "("),
+    (re.compile(r"\\rangle(?![A-Za-z])|⟩"), ")"),
+    (re.compile(r"(\\text\s?\{\s?)?\(?\s?\bbase\s?(?(1)\}?)\s?([0-9]+)\)?(?(1)\}?)"), r"_{\2}"),
+    (re.compile(r"\\text\s?\{([^{}]{0,99}(?:,|\b(?:and|or)\b)[^{}]{0,99})\}"), r" \1 "),
+    (re.compile(r"\A\\(?:left\\)?\{\s*[A-Za-z]\s*(?:\\mid|\|)(.+?)\\(?:right\\)?\}\Z"), r"\1"),
+    (re.compile(r"\\&"), " and "),
+    (re.compile(r"\\(?:cdot|times)\s*(?=\\(?:sin|cos|tan|cot|sec|csc)(?![a-z]))"), " "),
     (re.compile(r"\\varnothing(?![A-Za-z])"), r"\\emptyset"),
     (re.compile(r"(?<=[0-9])\s*\\,\s*(?=[0-9])(?![0-9]{3}(?![0-9]))"), " "),
 ]
-"""What math-verify does not read, and the LaTeX that it reads."""
+"""What math-verify does not read, or reads as something else, and the LaTeX that it reads."""
+_BASED = re.compile(
+    r"(?<![\w\\.}])(\()?([0-9A-F]*[0-9][0-9A-F]*)(?:\.([0-9A-F]+))?(?(1)\))"
+    r"\s*_\s*(?:([0-9])|\{\s*(?:\\text\s*\{)?\s*\(?\s*([0-9]{1,2})\s*\)?\s*\}{1,2})"
+)
+r"""A number and its base: `101_2`, `101_{(2)}`, `(101)_2`."""
+_DEGREE = re.compile(r"\^\s*\{?\s*\\circ\s*\}?")
 _ARITHMETIC = re.compile(
     r"(?!.*[0-9)]\s*(?:\(|\s[0-9]))(?:[0-9.+*/^(){}\s-]|\\(?:cdot|times|div|[dt]?frac|sqrt))*"
 )
@@ -48,6 +64,7 @@ def is_near(gold: Fraction, answer: Fraction) -> bool:
     return abs(gold - answer) <= TOLERANCE * abs(gold)
 
 
+@lru_cache(maxsize=256)
 def spell(text: str) -> str:
     r"""Return the text in LaTeX that math-verify reads: `x²` as `x^{2}`, `½` and `0.\overline{3}` as fractions."""
     for pattern, replacement in _SPELLINGS:
@@ -65,18 +82,11 @@ def _plain(characters: str) -> str:
 
 
 def same_expression(gold: str, answer: str) -> bool:
-    """Return whether two LaTeX (or plain) expressions are mathematically equal.
-
-    Args:
-        gold: The reference. The order matters: an assignment or interval is read as the gold's.
-        answer: The expression to compare; must not be explosive.
-
-    Source: the forms are compared by `math_verify.verify` (math-verify 0.9).
-    """
+    """Return whether two LaTeX (or plain) expressions are equal; assignments are read as the gold's."""
     golds, answers = parse_expression(gold), parse_expression(answer)
     if _is_false_equation(answer):
         return False
-    return any(_is_same(*_unwrap(left, right)) for left in golds for right in answers)
+    return any(_is_same(left, right) for left in golds for right in answers)
 
 
 def _is_false_equation(text: str) -> bool:
@@ -100,63 +110,52 @@ def parse_expression(text: str) -> list[Any]:
 
     # The time limit is the worker's, which math-verify warns of.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
-    power = _POWER_OF_TEN.fullmatch(text)
-    plain = rf"{power[1]} \cdot 10^{{{power[2]}}}" if power else text.replace("**", "^")
-    boxed = f"\\boxed{{{plain}}}"
+    plain = _BASED.sub(_spell_based, text.replace("**", "^"))
     configs = [LatexExtractionConfig(boxed_match_priority=0)]
-    parts = parse(boxed, configs, parsing_timeout=None)
-    return [part for part in parts if not isinstance(part, str)]
+    readings = dict.fromkeys([plain, _DEGREE.sub(r"\\cdot\\frac{\\pi}{180}", plain)])
+    boxes = [f"\\boxed{{{each}}}" for each in readings]
+    parts = [parse(each, configs, "no_fallback", "first_match", None) for each in boxes]
+    return [_replace(part, _normalize) for part in chain(*parts)]
 
 
-def _unwrap(gold: Any, answer: Any) -> tuple[Any, Any]:
-    """Return the sides to compare of assignments (`x = 5`), as math-verify does."""
-    is_gold, is_answer = (_is_assignment(each) for each in (gold, answer))
-    same = is_gold and is_answer and gold.lhs == answer.lhs
-    return (
-        gold.rhs if same or (is_gold and not is_answer) else gold,
-        answer.rhs if same or (is_answer and not is_gold) else answer,
-    )
+def _spell_based(match: re.Match[str]) -> str:
+    """Return a number of another base than 10 as a multiple of a symbol, which no plain number equals."""
+    whole, fraction, base = match[2], match[3] or "", int(match[4] or match[5])
+    if base == 10 or not all(int(digit, 16) < base for digit in whole + fraction):
+        return match[0]
+    return rf"\frac{{{int(whole + fraction, base)}}}{{{base ** len(fraction)}}}\flat_{{{base}}}"
 
 
-def _is_assignment(expression: Any) -> bool:
-    from sympy import Eq
+def _normalize(term: Any) -> Any:
+    """Return a term with `i` as the imaginary unit, real variables, and fractions for its decimals."""
+    from sympy import I, Symbol
 
-    return isinstance(expression, Eq) and expression.lhs.is_Symbol
+    names = {each: each.name for each in term.free_symbols}
+    symbols = {each: I if name == "i" else Symbol(name, real=True) for each, name in names.items()}
+    exact = _use_fractions(term) if {*names.values()} - {"i"} else term
+    return exact.xreplace(symbols)
 
 
 def _is_same(gold: Any, answer: Any) -> bool:
     from math_verify import verify
+    from sympy import Eq, MatrixBase, Tuple
 
+    pair = [gold, answer]
+    sides = [each.lhs for each in pair if isinstance(each, Eq)]
+    if len({*sides}) == 1 and (len(sides) == 2 or sides[0].is_Symbol):
+        pair = [each.rhs if isinstance(each, Eq) else each for each in pair]
+    if sum(isinstance(each, MatrixBase) for each in pair) == 1:
+        pair = [Tuple(*each) if 1 in getattr(each, "shape", ()) else each for each in pair]
+    gold, answer = pair
     if _is_number(gold) and _is_number(answer):
         return _same_number(gold, answer)
-    matched = answer
     if not _is_number(answer):
-        numbers = _list_numbers(gold)
-        matched = _replace_numbers(answer, lambda number: _match(number, numbers))
-    if not verify(gold, matched, timeout_seconds=None):
-        return False
-    sides = [each for each in (gold, answer) if getattr(each, "is_Relational", False)]
-    if len(sides) == 2 and type(gold) is type(answer) and gold.lhs == answer.lhs:
-        return _is_same_anywhere(gold.rhs, answer.rhs)
-    return bool(sides) or _is_same_anywhere(gold, matched)
-
-
-def _is_same_anywhere(gold: Any, answer: Any) -> bool:
-    """Return whether two terms have the same value for a value of their variables; True if that is unknown."""
-    from sympy import Expr, Rational
-
-    variables: set[Any] = getattr(gold, "free_symbols", set())
-    if (
-        not all(isinstance(each, Expr) for each in (gold, answer))
-        or variables != answer.free_symbols
-    ):
-        return True
-    values = {
-        symbol: Rational(17 + 4 * index, 7 + 3 * index)
-        for index, symbol in enumerate(sorted(variables, key=str))
-    }
-    left, right = gold.subs(values), answer.subs(values)
-    return not (_is_number(left) and _is_number(right)) or _same_number(left, right)
+        numbers: dict[Any, Any] = {}
+        _replace_numbers(gold, lambda number: numbers.setdefault(number, number))
+        answer = _replace_numbers(answer, lambda number: _match(number, [*numbers]))
+    return verify(
+        gold, answer, _DIGITS, _DIGITS, allow_set_relation_comp=True, timeout_seconds=None
+    )
 
 
 def _is_number(expression: Any) -> bool:
@@ -165,31 +164,30 @@ def _is_number(expression: Any) -> bool:
     return isinstance(expression, Expr) and bool(expression.is_number)
 
 
-def _list_numbers(expression: Any) -> list[Any]:
-    numbers: dict[Any, Any] = {}
-    _replace_numbers(expression, lambda number: numbers.setdefault(number, number))
-    return list(numbers)
-
-
 def _replace_numbers(expression: Any, change: Callable[[Any], Any]) -> Any:
     """Return a set, tuple, matrix or bound with its numbers changed; anything else as it is."""
-    from sympy import And, FiniteSet, Interval, MatrixBase, Tuple
+    return _replace(expression, lambda each: change(each) if _is_number(each) else each)
 
-    if _is_number(expression):
-        return change(expression)
+
+def _replace(expression: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a term, or a set, tuple, matrix or bound, with its terms changed; anything else as it is."""
+    from sympy import And, Expr, FiniteSet, Interval, MatrixBase, Tuple
+
     if isinstance(expression, MatrixBase):
-        return expression.applyfunc(lambda each: _replace_numbers(each, change))
+        return expression.applyfunc(lambda each: _replace(each, change))
+    if isinstance(expression, Expr):
+        return change(expression)
     if isinstance(expression, And):
         parts = getattr(expression, "_unsorted_args", expression.args)
-        return type(expression)(*[_replace_numbers(each, change) for each in parts])
+        return type(expression)(*[_replace(each, change) for each in parts])
     if getattr(expression, "is_Relational", False):
         sides = expression.args
-        is_bound = any(each.is_Symbol for each in sides)
-        changed = [_replace_numbers(each, change) if is_bound else each for each in sides]
+        is_bound = change is _normalize or any(each.is_Symbol for each in sides)
+        changed = [_replace(each, change) if is_bound else each for each in sides]
         return expression.func(*changed, evaluate=False)
     if not isinstance(expression, FiniteSet | Interval | Tuple):
         return expression
-    return expression.func(*[_replace_numbers(each, change) for each in expression.args])
+    return expression.func(*[_replace(each, change) for each in expression.args])
 
 
 def _match(number: Any, numbers: list[Any]) -> Any:
@@ -205,7 +203,7 @@ def _same_number(gold: Any, answer: Any) -> bool:
     """Return whether two expressions without variables are the same number."""
     from sympy import Float, Rational
 
-    left, right = _exact(gold), _exact(answer)
+    left, right = (_use_fractions(each).doit() for each in (gold, answer))
     scale = Rational(100) if _is_percent(gold) else Rational(1, 100)
     if _is_percent(gold) != _is_percent(answer) and _is_close(left * scale, right):
         return True
@@ -226,21 +224,19 @@ def _is_close(gold: Any, answer: Any, *, is_decimal: bool = False) -> bool:
         for each in (gold, answer)
     )
     size = abs(gold.evalf(_DIGITS))
-    difference = abs((gold - answer).evalf(_DIGITS, maxn=10 * _DIGITS))
-    if not (size.is_Float or size.is_Integer) or not difference.is_comparable:
+    parts = (gold - answer).evalf(_DIGITS, maxn=10 * _DIGITS).as_real_imag()
+    if not all(each.is_Float or each.is_Integer for each in (size, *parts)):
         return bool((gold - answer).equals(0))
+    difference = max(map(abs, parts))
     return bool(
         difference <= (TOLERANCE.numerator / TOLERANCE.denominator if is_decimal else _EXACT) * size
     )
 
 
-def _exact(number: Any) -> Any:
-    """Return a number with its decimals as fractions."""
+def _use_fractions(term: Any) -> Any:
     from sympy import Float, Rational
 
-    return number.xreplace(
-        {each: Rational(repr(float(each))) for each in number.atoms(Float)}
-    ).doit()
+    return term.xreplace({each: Rational(repr(float(each))) for each in term.atoms(Float)})
 
 
 def _is_percent(number: Any) -> bool:

@@ -41,15 +41,22 @@ _GLUED = re.compile(r"(?<=[0-9])(?=[kcdm]?m\s*\^)")
 """Between a number and a unit that math-verify would read as a variable: `72m^2`."""
 _SHORT_WORDS = re.compile(r"(?i:no|on|up|in|am|pm|ii)|[IVX]{2,}")
 """Words, and Roman numerals, that would be read as products of letters."""
+_BETWEEN = re.compile(r"(?:\s*(?:[,;]|\b(?:and|or)\b))+\s*")
+"""Between the items of a list: `A and C`, `A, B, or C`."""
 _DATE = re.compile(r"(?=.*[0-9]{4})[0-9]{1,4}([-/])[0-9]{1,2}\1[0-9]{1,4}")
 _OPEN = re.compile(r"\bor\s+[A-Za-z]{2,}[A-Za-z\s.]*$")
 """An end that may stand for any answer: `72 or more`."""
-_BASE = re.compile(r"[0-9A-F]+\s*_\s*\{?\s*([0-9]+)\s*\}?")
 _SHAPES = {
     "point or interval": re.compile(r"[(\[][^()\[\]]*,[^()\[\]]*[)\]]"),
     "set": re.compile(r"\\\{(?!.*(?:\\\}.|\\(?:mid|in|[lg]eq?)\b|[|:<>])).*,.*\}"),
 }
 """Of what math-verify compares by its members alone."""
+_END = re.compile(r"(?<!\\)[.,;\s]+\Z")
+_OPTION = re.compile(
+    r"(?:\\(?:text|textbf|mathrm|mathbf)\s?\{)?\s?\(?([A-E])\s?(?:\\ )?\)\s?(?:\}|:)?(?:\\[ ,;:]|[\s~])*"
+    r"(?=[-+]?\s?[\w\\$.({\[])(?!\(?[A-E]\)|(?:\\text\s?\{)?\s*(?:and|or)\b)"
+)
+r"""The letter before the value of a choice: `B) 94`, `\textbf{(B)}\ 94`."""
 _LETTERED = re.compile(r"\(([A-Za-z])\)\.?")
 
 
@@ -61,9 +68,11 @@ class MathParams(RewardParams):
     meets a number without a finite decimal (1/3, \pi, e^{-50}) if they differ by at most a millionth of it.
     Words and dates are compared as text, and anything else in the form that math-verify reads. A set is
     not a point or an interval, but a list (`2,3`) equals either; letters that are not a word are a product
-    (`AB` = `BA`). The gold may be `72`, `#### 72`, `\boxed{72}` or a solution that ends in one of these. No
-    answer found, or one too long or too explosive to evaluate (`9**9**9**9`), scores 0. If the gold cannot
-    be read, or is missing, the reward does not apply to the row.
+    (`AB` = `BA`). 30^\circ is 30 and \pi/6, and i the imaginary unit. `101_2` equals only a number of base 2.
+    `B) 94` is met by `94` and `B`; vectors are tuples, not sums of unit vectors. The gold may be `72`,
+    `#### 72`, `\boxed{72}` or a solution that ends in one of these. No answer found, or one too long or too
+    explosive to evaluate (`9**9**9**9`), scores 0. If the gold cannot be read in full, or is missing, the
+    reward does not apply to the row.
     Range: {0, 1}.
 
     Source: `math_verify.verify` (math-verify 0.9); GSM8K's `####` (Cobbe et al. 2021,
@@ -130,14 +139,12 @@ class Reference:
     text: str
     quantity: Quantity | None
     """The plain number it is, if it is one."""
+    option: str | None = None
+    """The letter of the choice that `text` is the value of, if the gold has both."""
 
 
 def read_gold(cell: Any) -> Reference | None:
-    r"""Read a gold answer: a number, an expression, words, or a solution with `####` or `\boxed`.
-
-    Returns:
-        The gold, or None if it is empty, a sentence around a number, or unreadable.
-    """
+    r"""Read a gold answer: a number, an expression, words, or a solution with `####` or `\boxed`."""
     gold = _read_text(cell)
     if gold is None or gold.quantity is not None or is_words(gold.text):
         return gold
@@ -156,12 +163,23 @@ def _read_written(written: str) -> Reference | None:
     found = find_answer(written, ("boxed", "hashes", "answer_tag", "text"))
     if found is None:
         return None
-    text = spell(unwrap(found.text))
+    option, text = _read_choice(found.text)
     quantity = parse_number(text)
     plain = quantity is not None or is_words(text) or _LITERAL.fullmatch(text) is not None
-    return (
-        None if not plain and (_is_prose(text) or is_explosive(text)) else Reference(text, quantity)
-    )
+    if not plain and (_is_prose(text) or is_explosive(text)):
+        return None
+    return Reference(text, quantity, option)
+
+
+def _read_choice(text: str) -> tuple[str | None, str]:
+    """Return the letter, if any, and the value of an answer: `B` and `94` of `B) 94.`."""
+    text = spell(unwrap(_END.sub("", text)))
+    match = _OPTION.match(text)
+    if match is None:
+        return None, text
+    value = text[match.end() :]
+    is_inside = value.count("}") > value.count("{")
+    return match[1], unwrap(value.replace("}", "", 1) if is_inside else value)
 
 
 def compare(
@@ -175,7 +193,7 @@ def compare(
     if same is None:
         if not evaluate:
             return None
-        same = same_expression(gold.text, spell(unwrap(answer.text)))
+        same = same_expression(gold.text, _read_choice(answer.text)[1])
     shown = f"{answer.text[:60]!r} from {answer.place}"
     return Score(1.0, shown) if same else Score(0.0, f"{shown}, not {gold.text[:60]!r}")
 
@@ -185,8 +203,9 @@ def is_words(text: str) -> bool:
     plain = tidy(text)
     if _DATE.fullmatch(plain) or (_OPEN.search(plain) and re.search("[0-9]", plain)):
         return True
-    is_word = re.search(r"[A-Za-z]{3}", plain) or _SHORT_WORDS.fullmatch(plain)
-    return bool(_WORDS.fullmatch(plain) and is_word)
+    items = _BETWEEN.split(plain)
+    has_word = any(re.search("[A-Za-z]{3}", each) or _SHORT_WORDS.fullmatch(each) for each in items)
+    return bool(_WORDS.fullmatch(plain) and has_word)
 
 
 def _is_prose(text: str) -> bool:
@@ -197,7 +216,11 @@ def _is_prose(text: str) -> bool:
 
 def _is_plainly_same(gold: Reference, text: str) -> bool | None:
     """Return whether two answers are equal; None if only evaluating them can tell."""
-    text = spell(unwrap(text))
+    option, text = _read_choice(text)
+    if bool(gold.option) != bool(option):
+        letters = (gold.option or _folded(gold.text)), (option or _folded(text))
+        if letters[0].casefold() == letters[1].casefold():
+            return True
     quantity = gold.quantity and parse_number(_GLUED.sub(" ", text))
     if gold.quantity is not None and quantity is not None:
         names = (_ASSIGNED.match(tidy(each)) for each in (gold.text, text))
@@ -211,18 +234,17 @@ def _is_plainly_same(gold: Reference, text: str) -> bool | None:
 
 
 def _are_unlike(gold: str, text: str) -> bool:
-    """Return whether two answers differ in what math-verify does not read: shape, base, repeated items."""
+    """Return whether two answers differ in what math-verify does not read: shape, repeated items."""
     shapes = {
         name for each in (gold, text) for name, shape in _SHAPES.items() if shape.fullmatch(each)
     }
-    bases = {each[1] for each in map(_BASE.fullmatch, (gold, text)) if each}
     items = [re.sub(r"\s", "", each).split(",") for each in (gold, text)]
     is_repeated = any(len(each) > len({*each}) == 1 for each in items)
-    return len(shapes) > 1 or len(bases) > 1 or (is_repeated and len(items[0]) != len(items[1]))
+    return len(shapes) > 1 or (is_repeated and len(items[0]) != len(items[1]))
 
 
 def _folded(text: str) -> str:
     """Return the text as compared literally: no white space, no case, `B` for `(B)`."""
-    plain = tidy(text).rstrip(".")
+    plain = _BETWEEN.sub(",", tidy(text).rstrip("."))
     lettered = _LETTERED.fullmatch(plain)
     return _SPACE.sub("", lettered[1] if lettered else plain).casefold()

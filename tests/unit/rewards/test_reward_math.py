@@ -375,3 +375,69 @@ def test_a_gold_that_cannot_be_computed_is_compared_as_text(gold):
     assert score(gold, rf"\boxed{{{gold}}}") == 1.0
     for wrong in ("12", "2005!", r"\clubsuit"):
         assert score(gold, rf"\boxed{{{wrong}}}") == 0.0
+
+
+OF_A_KIND = [
+    # numbers of another base
+    ("101_2", "101", 0),
+    ("101", r"101 \text{ (base 2)}", 0),
+    ("101_2", "5", 0),
+    ("1101_{(2)}", "01101_2", 1),
+    ("-0.11_{2}", "-0.110_2", 1),
+    ("2B_{12}", "B2_{12}", 0),
+    ("24_{10}", "24", 1),
+    (r"\{11_2, 10_2\}", r"\{10_2, 11_2\}", 1),
+    # degrees
+    (r"\frac{1}{2}", r"\sin 30^{\circ}", 1),
+    (r"\tan 15°", r"2-\sqrt{3}", 1),
+    (r"\sin 60^\circ", "1/2", 0),
+    (r"45^\circ", r"\frac{\pi}{4}", 1),
+    (r"\frac{\pi}{4}", "45", 0),
+    (r"30^\circ, 60^\circ", "60, 30", 1),
+    (r"\sin 20^\circ \cdot \cos 10^\circ", r"\cos 10^\circ \sin 20^\circ", 1),
+    # complex numbers
+    (r"e^{i\pi}", "-1", 1),
+    ("2i", "(1+i)^2", 1),
+    (r"1+i\sqrt{3}", r"2e^{i\pi/3}", 1),
+    ("3-4i", "3+4i", 0),
+    ("z=3+4i", "z=3+5i", 0),
+    ("x^2+1", "(x+i)(x-i)", 1),
+    # lists of choices, and the letter before the value of one
+    (r"A \text{ and } C", "C, A", 1),
+    ("A, B, D", r"\text{A, B and D}", 1),
+    ("A, C", r"\text{A and D}", 0),
+    ("I and III", "I, II", 0),
+    (r"\textbf{(B)}\ 94", "94", 1),
+    ("B) 94 feet", "(B)", 1),
+    ("B", "B) 94", 1),
+    (r"\text{B) 94}", "C", 0),
+    (r"\text{B) 94}", "B) 95", 0),
+    # vectors
+    (r"\left\langle 1,2\right\rangle", "(1,2)", 1),
+    (r"\begin{pmatrix}1\\2\end{pmatrix}", "<1, 2>", 1),
+    (r"\begin{pmatrix}1\\2\end{pmatrix}", "(2,1)", 0),
+    (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}1&2\end{pmatrix}", 0),
+    # equations and sets of solutions
+    ("3x+y=30", "y=-3x+30", 1),
+    ("3x+y=30", "y=-3x+31", 0),
+    ("f(1)=0", "f(1)=1", 0),
+    (r"(0,1)", r"\{x|0＜x＜1\}", 1),
+    (r"(-\infty,3)", r"x \le 3", 0),
+    ("1.1x+0.11", "1.1(x+0.1)", 1),
+]
+
+
+@pytest.mark.parametrize(("gold", "answer", "value"), OF_A_KIND)
+def test_notations_of_mathematics_are_read_in_full(gold, answer, value):
+    assert score(gold, rf"\boxed{{{answer}}}") == value
+
+
+def test_an_expression_is_read_whole_or_not_at_all():
+    cases = r"\begin{cases} x=1+\frac{1}{2}t \\ y=%d \end{cases}"
+    assert score("1/2", rf"\boxed{{{cases % 1}}}") == 0.0
+    assert score(cases % 1, rf"\boxed{{{cases % 2}}}") is None
+
+
+def test_the_last_number_keeps_its_base():
+    assert score("101_2", "The answer is $101_2$.") == 1.0
+    assert score("101", "The answer is $101_2$.") == 0.0
