@@ -257,11 +257,7 @@ def parse_number(text: str) -> Quantity | None:
 
 
 def same_quantity(gold: Quantity, answer: Quantity) -> bool:
-    """Return whether two numbers are equal.
-
-    Exactly; only a decimal may be near a number such as 1/3 that no decimal meets. If only one of the two has a
-    percent sign, 50% equals both 50 and 0.5.
-    """
+    """Return whether two numbers are equal, as `is_near` has it; 50% equals both 50 and 0.5."""
     if is_near(gold.value, answer.value):
         return True
     if gold.percent == answer.percent:

@@ -148,9 +148,7 @@ def read_gold(cell: Any) -> Reference | None:
     gold = _read_text(cell)
     if gold is None or gold.quantity is not None or is_words(gold.text):
         return gold
-    if _LITERAL.fullmatch(gold.text):
-        return gold
-    return gold if parse_expression(gold.text) else None
+    return gold if _LITERAL.fullmatch(gold.text) or parse_expression(gold.text) else None
 
 
 def _read_text(cell: Any) -> Reference | None:
@@ -178,8 +176,7 @@ def _read_choice(text: str) -> tuple[str | None, str]:
     if match is None:
         return None, text
     value = text[match.end() :]
-    is_inside = value.count("}") > value.count("{")
-    return match[1], unwrap(value.replace("}", "", 1) if is_inside else value)
+    return match[1], unwrap(value.replace("}", "", value.count("}") > value.count("{")))
 
 
 def compare(
