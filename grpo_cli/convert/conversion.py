@@ -1,9 +1,12 @@
 """From a file to a converted file: read, recognise, translate, check and write."""
 
+import ast
 import json
 import os
+import platform
 import re
 import tempfile
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +24,7 @@ from grpo_cli.convert.key_report import (
     find,
     put,
     read_keys,
+    read_words,
     write_recipe,
 )
 from grpo_cli.convert.rewards import name_file
@@ -29,13 +33,16 @@ from grpo_cli.convert.script_account import ALL_SECTIONS
 from grpo_cli.convert.script_values import MISSING
 from grpo_cli.convert.shell import Command, read_command
 from grpo_cli.convert.shell_flags import Flags, read_flags
-from grpo_cli.convert.sources import read_python
+from grpo_cli.convert.shell_syntax import Word
+from grpo_cli.convert.shell_values import is_open
 from grpo_cli.convert.swift import SWIFT_KEYS, convert_swift
 from grpo_cli.errors import UsageError, nearest, recipe_error
 from grpo_cli.issues import Issue, Location
 from grpo_cli.recipe.yaml_tree import Node, read_source, read_text
 
-_SHELL = (".sh", ".bash", ".slurm", ".sbatch", ".pbs", ".zsh")
+_NAMES = read_words("conversion")
+_MAGIC = re.compile(r"\s*(\w+\s*=\s*)?[%!?]")
+"""Lines of a notebook for the shell or for the notebook itself."""
 DIALECTS: tuple[Dialect, ...] = get_args(Dialect)
 _CONVERTERS = {
     "trl": trl.convert_trl,
@@ -43,27 +50,6 @@ _CONVERTERS = {
     "axolotl": convert_axolotl,
     "ms-swift": convert_swift,
 }
-_KNOWN_SCRIPTS = ("trl", "swift", "trl/scripts/grpo.py", "open_r1/grpo.py")
-"""What a shell script starts whose own settings are known."""
-_GENERIC_FOLDERS = ("", "output", "outputs", "out", "model-out", "results", "checkpoints")
-"""Output folders that do not name a training; the config's file name does."""
-_RECIPE_SIGNS = frozenset({"rewards", "extends"})
-_PLACEHOLDERS: dict[str, dict[str, Any]] = {
-    "model.path": {"model.path": "to/choose"},
-    "dataset": {"dataset.kind": "hub", "dataset.path": "to/choose", "dataset.eval_split": "test"},
-    "rewards": {"rewards": [{"kind": "think_format"}]},
-}
-"""Placeholders for the parts that the user has to write, so that the rest can be checked."""
-_ROWS = ("kind", "path", "train", "eval", "eval_split", "prompt", "columns")
-"""Keys of `dataset` that depend on where the rows come from."""
-_PATHS = (
-    "model.path",
-    "model.adapter",
-    "dataset.train",
-    "dataset.eval",
-    "launch.accelerate_config",
-)
-"""Keys of a recipe that may hold local paths, which are relative to it."""
 
 
 @dataclass(frozen=True)
@@ -182,7 +168,7 @@ def _check(
 def _list_overrides(report: KeyReport) -> list[str]:
     """Return values for what the user has to write, so that the rest can be checked."""
     values = dict(report.defaults)
-    for key, placeholders in _PLACEHOLDERS.items():
+    for key, placeholders in read_keys("placeholders").items():
         if key in report.to_do and find(report.recipe, f"{key}.kind") is None:
             values = {**placeholders, **values}
     missing = {key: value for key, value in values.items() if find(report.recipe, key) is None}
@@ -194,7 +180,11 @@ def _is_left(report: KeyReport, path: str) -> bool:
     section, _, key = path.partition(".")
     if section in report.unread:
         return True
-    if "dataset" in report.to_do and section == "dataset" and key.partition(".")[0] in ("", *_ROWS):
+    if (
+        "dataset" in report.to_do
+        and section == "dataset"
+        and key.partition(".")[0] in ("", *_NAMES["row-keys"])
+    ):
         return True
     left = [each for each in report.to_do if find(report.recipe, each) is None]
     left = [each for each in left if each not in ("dataset", *report.defaults)]
@@ -221,7 +211,7 @@ def translate(
         )
     if report.dialect in ("trl", "open-r1"):
         trl.note_versions(report)
-    for target in _PATHS:
+    for target in _NAMES["paths"]:
         _anchor(report, target, here, folders[0])
     return report
 
@@ -231,7 +221,10 @@ def _translate_any(
 ) -> KeyReport:
     """Translate a file of any kind."""
     is_python = source.suffix in (".py", ".ipynb")
-    is_shell = source.suffix in _SHELL or re.match(r"#!.*\b(ba|z|k)?sh\b", text) is not None
+    is_shell = (
+        source.suffix in _NAMES["shell-endings"]
+        or re.match(r"#!.*\b(ba|z|k)?sh\b", text) is not None
+    )
     if (is_python or is_shell) and dialect not in (
         None,
         "trl",
@@ -269,32 +262,51 @@ def _translate_command(
     if script is not None:
         values = {**tree.plain(), **dict.fromkeys(flags.unset, MISSING)}
         values = {name: each for name, each in values.items() if name not in flags.launch}
+        places = dict(tree.key_locations)
+        for name, (each, line) in command.environment.items():
+            values[f"${name}"] = MISSING if is_open(each) else each
+            places[f"${name}"] = Location(str(source), line, 1)
         module = read_python(read_source(script), script)
-        reader = Script(*module, script, folders[0], values, tree.key_locations)
+        reader = Script(*module, script, folders[0], values, places)
         reader.is_asked = is_asked
         for name in tree.value.keys() & flags.launch:
             reader.report.tree.value[name] = tree.value[name]
             reader.report.tree.key_locations[name] = tree.key_locations[name]
         unset = {name: flag for name, flag in flags.unset.items() if name in flags.launch}
-        _record_shell(reader.report, command, replace(flags, unset=unset), source)
-        return _translate_script(reader, folders)
+        _record_shell(reader.report, replace(flags, unset=unset), source)
+        report = _translate_script(reader, folders)
+        # The values of variables that settings are computed from are in the recipe.
+        entries = [each.entry or {} for each in reader.rewards.values()]
+        is_imported = any(each.get("kind") == "python" for each in entries)
+        read = set() if is_imported else reader.list_read_flags()
+        _note_all(
+            report, [each for each in command.notes if f"${each[0].text}" not in read], source
+        )
+        return report
     known: Dialect = next(
         (name for name, signs in _find_signs(tree) if signs and name != "axolotl"), "trl"
     )
     dialect: Dialect = "ms-swift" if command.tool == "swift" else known
     names = {"swift": "swift rlhf", "trl": "trl grpo"}
     report = KeyReport(tree, dialect, (names.get(command.tool, command.tool),))
-    _record_shell(report, command, flags, source)
-    if not command.tool.endswith(_KNOWN_SCRIPTS):
+    _record_shell(report, flags, source)
+    _note_all(report, command.notes, source)
+    if not command.tool.endswith(_NAMES["known-scripts"]):
         text = f"`{command.tool}` was not found, and may set more; convert where it is, or write what it sets"
-        report.add_to_do("training", text)
-        report.unread |= {*ALL_SECTIONS}
+        report.add_to_do("training", text, ALL_SECTIONS)
+        report.reader = command.tool
     _CONVERTERS[dialect](report, folders)
     return report
 
 
-def _record_shell(report: KeyReport, command: Command, flags: Flags, source: Path) -> None:
-    """Record what a shell script leaves open, and has besides; any flags leave every key open."""
+def _note_all(report: KeyReport, notes: Sequence[tuple[Word, str]], source: Path) -> None:
+    """Record what a shell script has besides."""
+    for (text, line), reason in notes:
+        report.note(text, Location(str(source), line, 1), reason)
+
+
+def _record_shell(report: KeyReport, flags: Flags, source: Path) -> None:
+    """Record what a shell script leaves open; any flags leave every key open."""
     is_swift = report.dialect == "ms-swift"
     targets = {"": "training"}
     for name in {**flags.unset, **flags.to_do}:
@@ -317,22 +329,19 @@ def _record_shell(report: KeyReport, command: Command, flags: Flags, source: Pat
             report.add_to_do(targets[name], text)
     if flags.to_do.get(""):
         report.unread |= {*ALL_SECTIONS}
-    for (text, line), reason in command.notes:
-        report.note(text, Location(str(source), line, 1), reason)
 
 
 def _translate_script(script: Script, folders: tuple[Path, ...]) -> KeyReport:
     """Translate a Python script that was parsed."""
     script.read()
     report, reader = script.report, script.evaluator
-    for name in reader.flags.keys() - reader.used - report.tree.value.keys():
+    for name in reader.flags.keys() - reader.used:
         text = f"--{name}"
-        report.note(
-            text, reader.places.get(name, report.tree.location), "the script has no such argument"
-        )
+        reason = "the script has no such argument"
+        report.note(text, reader.places.get(name, report.tree.location), reason)
     for name in sorted(reader.own & reader.places.keys() - script.list_read_flags()):
         text = f"--{name} {reader.flags[name]}"
-        reason = f"{script.find_reader(name)} reads it, and no setting of a recipe; write the value there"
+        reason = "the script reads it, and no setting of a recipe; write the value there"
         report.note(text, reader.places.get(name, report.tree.location), reason)
     trl.convert_trl(report, folders, script.rewards)
     for target, (key, value, at) in script.extra.items():
@@ -371,7 +380,7 @@ def _is_recipe(tree: Node) -> bool:
     is_section = model is not None and isinstance(model.value, dict)
     others = {*by_key(read_keys("other-tools")), *read_keys("signs")["ms-swift"].split()}
     is_other = bool(others & tree.value.keys())
-    return not is_other and (is_section or bool(tree.value.keys() & _RECIPE_SIGNS))
+    return not is_other and (is_section or bool(tree.value.keys() & {"rewards", "extends"}))
 
 
 def _find_signs(tree: Node) -> Iterator[tuple[Dialect, list[str]]]:
@@ -401,5 +410,72 @@ def _anchor(report: KeyReport, target: str, here: Path, folder: Path) -> None:
 def _name(report: KeyReport, source: Path) -> str:
     """Return a name for the runs: of the output folder, or of the file."""
     folder = Path(str(report.get("output_dir") or "")).name
-    text = source.stem if folder.lower() in _GENERIC_FOLDERS else folder
+    text = source.stem if folder.lower() in ("", *_NAMES["generic-folders"]) else folder
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", text).strip("-._") or "converted"
+
+
+def read_python(text: str, source: Path) -> tuple[ast.Module, list[int]]:
+    """Return a script's syntax tree and, of a notebook, the line at which each of its cells begins.
+
+    Raises:
+        RecipeError: The file is not Python, or not a notebook.
+    """
+    if source.suffix != ".ipynb":
+        return _parse(text, source, []), []
+    cells = _read_cells(text, source)
+    starts, lines = [], 1
+    for cell in cells:
+        starts.append(lines)
+        lines += cell.count("\n") + 1
+    return _parse("\n".join(cells), source, starts), starts
+
+
+def _read_cells(text: str, source: Path) -> list[str]:
+    """Return the code of a notebook's cells; lines for the shell or the notebook are left out."""
+    try:
+        notebook = json.loads(text)
+        cells = [cell for cell in notebook["cells"] if cell.get("cell_type") == "code"]
+        codes = ["".join(cell["source"]) for cell in cells]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        cause = "is not a notebook that can be read"
+        raise recipe_error(
+            cause, "save it again with Jupyter", location=Location(str(source))
+        ) from None
+    return [_without_magic(code) for code in codes]
+
+
+def _without_magic(code: str) -> str:
+    lines = code.split("\n")
+    first = next((line for line in lines if line.strip()), "")
+    if first.startswith("%%") and not first.startswith(("%%time", "%%capture", "%%writefile")):
+        return "\n" * (len(lines) - 1)
+    kept = []
+    is_continued = False
+    for line in lines:
+        indent = line[: len(line) - len(line.lstrip())]
+        is_magic = is_continued or _MAGIC.match(line) is not None
+        kept.append("" if is_continued else f"{indent}pass" if is_magic else line)
+        is_continued = is_magic and line.rstrip().endswith("\\")
+    return "\n".join(kept)
+
+
+def _parse(text: str, source: Path, starts: list[int]) -> ast.Module:
+    flags = ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    where, cause = Location(str(source), 1, 1), ""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree: Any = compile(text, str(source), "exec", flags)
+            return ast.Module(tree.body, [])
+    except SyntaxError as error:
+        line, cause = error.lineno or 1, error.msg
+        before = [start for start in starts if start <= line]
+        name = f"{source}, code cell {len(before)}" if before else str(source)
+        where = Location(name, line - (before[-1] - 1 if before else 0), 1)
+    except ValueError as error:
+        cause = str(error)
+    except (RecursionError, MemoryError):
+        cause = "it is nested too deeply"
+    version = ".".join(platform.python_version_tuple()[:2])
+    fix = f"correct that line, or install grpo with the Python that the script is for (this is {version})"
+    raise recipe_error(f"is not Python that can be read: {cause}", fix, location=where)

@@ -26,7 +26,8 @@ def take_dataset(report: KeyReport) -> None:
     """Take where TRL's rows come from: a dataset of the hub, or `datasets`."""
     if report.get("datasets"):
         take_entries(report, "datasets")
-        report.drop_all(NAMED, "`datasets` is set too and takes precedence")
+        name = report.origin(("datasets",))[0]
+        report.drop_all(NAMED, f"`{name}` is set too and takes precedence")
         report.take({"test_split_size": "dataset.eval_fraction"})
         if find(report.recipe, "dataset.sources") is None:
             report.take({"streaming": switch("dataset.streaming")})

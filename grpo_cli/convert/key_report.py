@@ -23,6 +23,7 @@ CONVERTIBLE = (
 )
 """The fix for a file that cannot be converted."""
 EMPTY = "empty, so the default applies"
+OFF = "off, as in a recipe"
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,8 @@ class KeyReport:
         """Sections of the recipe about which the source says more than was read."""
         self.notes: dict[str, str] = {}
         """Key of the source → what differs by the version of its tool."""
+        self.reader = ""
+        """The script that gets the keys, if it was not found."""
         self._origins: dict[str, KeyPath] = {}
         self._entries: dict[KeyPath, Entry] = {}
 
@@ -79,12 +82,7 @@ class KeyReport:
         return [entry for entry in self.entries if entry.target is None]
 
     def rename(self, prefixes: Mapping[str, str], names: Mapping[str, str]) -> None:
-        """Bring the source to one level, under TRL's names.
-
-        Args:
-            prefixes: Sections whose keys are brought up → what is written before their names.
-            names: Names, with their prefixes → TRL's.
-        """
+        """Bring sections to one level, with a prefix before the names of their keys, under TRL's `names`."""
         sections = [name for name in prefixes if isinstance(self.get(name), dict)]
         keys: list[KeyPath] = [(name, key) for name in sections for key in self.get(name)]
         keys += [(key,) for key in self.source.value if key not in sections]
@@ -100,6 +98,12 @@ class KeyReport:
         for name in sections:
             self.settle((name,), "training", "its keys")
         self.tree = Node(flat, self.source.location)
+
+    def show_as(self, key: str, name: str) -> None:
+        """Name a key of the source otherwise in entries and comments."""
+        self.tree.value[name] = self.tree.value[key]
+        self.tree.key_locations[name] = self.tree.key_locations[key]
+        self._origins[key] = (name,)
 
     def section(self, name: str) -> list[str]:
         """Return the keys of `tree` that were brought up from a section."""
@@ -160,8 +164,9 @@ class KeyReport:
         self.tree.key_locations[text] = where
         self.drop((text,), reason)
 
-    def add_to_do(self, target: str, text: str) -> None:
-        """Add to what the user has to write for a key; an example is in lines of its own."""
+    def add_to_do(self, target: str, text: str, unread: Iterable[str] = ()) -> None:
+        """Add to what the user has to write; `unread` are sections about which the source says more."""
+        self.unread |= {*unread}
         before = self.to_do.get(target)
         if before is None:
             self.to_do[target] = text
@@ -180,7 +185,10 @@ class KeyReport:
         """Drop a key without a counterpart, with the name that may have been meant."""
         close = nearest(str(key[-1]), {*known} - {str(key[-1])})
         hint = f"; did you mean `{close}`?" if close else ""
-        self.drop(key, f"has no counterpart in a recipe{hint}")
+        what = (
+            f"an argument of `{self.reader}`" if self.reader else "has no counterpart in a recipe"
+        )
+        self.drop(key, f"{what}{hint}")
 
     def add(self, target: str, value: Any, note: str) -> None:
         """Put a value that the source leaves to its tool's defaults into the recipe."""
@@ -235,6 +243,11 @@ def read_keys(name: str) -> dict[str, Any]:
     return load_keys()[name]
 
 
+def read_words(name: str) -> dict[str, tuple[str, ...]]:
+    """Return a part of `keys.yaml` whose values are names with spaces between them."""
+    return {key: tuple(words.split()) for key, words in read_keys(name).items()}
+
+
 def by_key(reasons: Mapping[str, str]) -> dict[str, str]:
     """Return the reason of each key, from the keys of each reason."""
     return {key: reason for reason, keys in reasons.items() for key in keys.split()}
@@ -245,12 +258,13 @@ def read_table(name: str) -> Table:
     parts = read_keys(name)
     switches = {key: switch(*rule) for key, rule in parts.get("switch", {}).items()}
     drops = {key: dropped(reason) for key, reason in by_key(parts.get("drop", {})).items()}
-    return {**parts.get("keep", {}), **switches, **drops}
+    if_on = {key: dropped(reason, OFF) for key, reason in by_key(parts.get("if-on", {})).items()}
+    return {**parts.get("keep", {}), **switches, **drops, **if_on}
 
 
-def dropped(reason: str) -> Rule:
-    """Return a rule that drops a key."""
-    return lambda report, key, value: report.drop(key, reason)
+def dropped(reason: str, off: str = "") -> Rule:
+    """Return a rule that drops a key; of a switch that is off, for the reason `off` if that is given."""
+    return lambda report, key, value: report.drop(key, reason if _is_on(value) else off or reason)
 
 
 def settled(target: str, note: str = "") -> Rule:

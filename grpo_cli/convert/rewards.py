@@ -63,6 +63,7 @@ def take_rewards(
         _write(report, origin, reward, {} if weight is None else {"weight": weight})
     if "rewards" not in report.recipe:
         text = "write at least one reward; `grpo rewards list` names the kinds"
+        text += f". The config names {', '.join(names)}" if names else ""
         unused = report.get("reward_weights")
         text += "" if unused is None else f". Their weights (`weight`) were {unused}"
         report.to_do.setdefault("rewards", text)
@@ -90,11 +91,8 @@ def take_parameters(
 ) -> Rewards:
     """Return a tool's rewards with the parameters for which the config has keys of their own.
 
-    Args:
-        rewards: The tool's rewards.
-        parameters: The part of `keys.yaml` with the reward and the parameter that each key is for.
-        listed: The rewards that the config names.
-        adapt: Returns the value of a parameter in a recipe, for a key and its value; None leaves it out.
+    `parameters` is the part of `keys.yaml` that says what each key is for, and `listed` the config's rewards;
+    `adapt` returns the value of a parameter for a key and its value, or None.
     """
     entries = {name: dict(reward.entry or {}) for name, reward in rewards.items()}
     for key, (owner, name, default) in read_keys(parameters).items():
@@ -132,7 +130,7 @@ def _take_weights(report: KeyReport, count: int) -> list[Any]:
     if isinstance(weights, list) and len(weights) == count:
         report.settle(("reward_weights",), "rewards")
         return weights
-    reason = f"set `weight` on each of the {count} entries of `rewards` (they were {weights})"
+    reason = f"set `weight` on each entry of `rewards` (they were {weights})"
     report.drop_all(["reward_weights"], EMPTY if weights is None else reason)
     return [None] * count
 

@@ -8,20 +8,14 @@ Source: trl 1.16 (`GRPOTrainer.__init__`, `GRPOConfig`).
 import ast
 from typing import Any
 
-from grpo_cli.convert.key_report import read_keys
+from grpo_cli.convert.key_report import by_key, read_keys
 from grpo_cli.convert.rewards import TRL_REWARDS, Reward
-from grpo_cli.convert.script_account import ALL_SECTIONS, Bound
+from grpo_cli.convert.script_account import ALL_SECTIONS, OF_CONFIG, Bound
 from grpo_cli.convert.script_model import ScriptModel
-from grpo_cli.convert.script_parts import (
-    advice_for,
-    find_other_package,
-    find_target,
-    kind_of,
-    role_of,
-)
+from grpo_cli.convert.script_parts import advice_for, find_other_package, find_target, kind_of
 from grpo_cli.convert.script_values import (
     MISSING,
-    TRAINER_PARAMETERS,
+    NAMES,
     Choice,
     Class,
     Function,
@@ -29,7 +23,6 @@ from grpo_cli.convert.script_values import (
     Object,
     Value,
     code_of,
-    literal,
     plain,
     rest_of,
 )
@@ -37,24 +30,14 @@ from grpo_cli.convert.trl import INIT_KWARGS
 from grpo_cli.errors import nearest, recipe_error
 from grpo_cli.recipe.grpo_fields import MOVED, read_grpo_fields, refusal_of
 
-_NEAR = {
-    "tokenizer": "processing_class",
-    "dataset": "train_dataset",
-    "config": "args",
-    "rewards": "reward_funcs",
-}
-"""Names that scripts give parameters of `GRPOTrainer` → the names that they mean."""
-_EPISODES = {"tools": ("tools", "function"), "environment_factory": ("environment", "python")}
-"""Parameters of `GRPOTrainer` that are entries of a recipe's list, and their kind there."""
-_OVERLONG = ("max_completion_len", "soft_punish_cache")
-_NO_CALLBACKS = "recipes have no callbacks; see `training.early_stopping` and `training.stop_when`"
-
 
 class Script(ScriptModel):
     """A script's objects as a config of `trl grpo`, with what is dropped and what is left to the user."""
 
     is_asked = False
     """Set if `--from trl` says that the script is one of TRL."""
+    _inner: list[str]
+    """Rewards that a recipe cannot name, with their lines."""
 
     def read(self) -> None:
         """Take what reaches `GRPOTrainer`, and name everything else that is done to its objects."""
@@ -72,12 +55,26 @@ class Script(ScriptModel):
             if name in bound:
                 take(*bound[name])
         self.take_tokenizers(bound.get("processing_class", (None,))[0])
-        self._take_generation_config()
         self._take_objects(bound)
         if trainer is not None:
             at = bound.get("train_dataset", (None, trainer.node))
             self.take_rows(at, bound.get("eval_dataset"))
         self.sweep(bound)
+
+    def list_read_flags(self) -> set[str]:
+        """Return the flags of the command line that what is in the report is computed from, or depends on."""
+        tests = [each.test for each in self.nodes if isinstance(each, ast.If | ast.IfExp)]
+        queue: list[ast.AST] = [*self._accounted, *tests]
+        seen = {*queue}
+        for node in queue:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                continue
+            values = [value.node for value in self.evaluator.values.get(node, ())]
+            for each in (*ast.iter_child_nodes(node), *values):
+                if each not in seen:
+                    seen.add(each)
+                    queue.append(each)
+        return {each.id[2:] for each in seen if isinstance(each, ast.Name) and each.id[:2] == "--"}
 
     # The trainer and its config.
 
@@ -106,11 +103,8 @@ class Script(ScriptModel):
             raise self._refuse(f"calls {what} {len(made)} times ({lines})")
         if len(made) > 1:
             place = f"{self.file.name} makes {what} {len(made)} times ({lines})"
-            self.report.add_to_do(
-                "training",
-                f"{place}; this recipe is converted from the first; compare the others with it",
-            )
-            self.report.unread |= {*ALL_SECTIONS}
+            text = f"{place}; this recipe is converted from the first; compare the others with it"
+            self.report.add_to_do("training", text, ALL_SECTIONS)
         return made[0] if made else None
 
     def _refuse(self, message: str) -> Exception:
@@ -118,18 +112,19 @@ class Script(ScriptModel):
         return recipe_error(message, fix, location=self.report.tree.location)
 
     def _bind_trainer(self, trainer: Object) -> Bound:
-        bound = self.bind(trainer, TRAINER_PARAMETERS)
+        bound = self.bind(trainer, NAMES["trainer-parameters"])
         is_known = trainer.name.startswith(("trl.", "unsloth")) or trainer.name == "GRPOTrainer"
         is_own = trainer.cls is not None or not is_known or trainer.last_name != "GRPOTrainer"
-        for name in [each for each in bound if each not in TRAINER_PARAMETERS]:
+        for name in [each for each in bound if each not in NAMES["trainer-parameters"]]:
             value, node = bound.pop(name)
             if name in ("*", "**"):
                 fix, rest = "write the arguments that it gives GRPOTrainer", rest_of(value)
                 for each in rest:
-                    self.leave("model", each, each.node if len(rest) > 1 else node, fix)
-                self.report.unread |= {*ALL_SECTIONS}
+                    at = each.node if len(rest) > 1 else node
+                    self.leave("model", each, at, fix, unread=ALL_SECTIONS)
                 continue
-            close = _NEAR.get(name) or nearest(name, TRAINER_PARAMETERS)
+            close = nearest(name, NAMES["trainer-parameters"])
+            close = by_key(read_keys("script-trainer-names")).get(name, close)
             reason = "GRPOTrainer has no such argument"
             if name in read_grpo_fields():
                 reason += f"; GRPOConfig has, and recipes have `{find_target(name)}`"
@@ -146,6 +141,10 @@ class Script(ScriptModel):
                 if isinstance(value, Function) and name != "__init__":
                     reason = "code of the script's own trainer; recipes train with TRL's"
                     self.drop(f"{cls.name}.{name}", value.node, reason)
+        outside = trainer.cls.outside_base if trainer.cls is not None else None
+        if "args" not in bound and outside and not outside.name.startswith(("trl.", "unsloth")):
+            text = f"{outside.last_name} comes from `{outside.name}`, in another file, which may set more"
+            self.report.add_to_do("training", f"{text}; write what it sets", ALL_SECTIONS)
         if trainer.cls is None and is_own:
             reason = "its code is not read, and recipes train with TRL's GRPOTrainer"
             self.drop(code_of(getattr(trainer.node, "func", trainer.node)), trainer.node, reason)
@@ -161,18 +160,20 @@ class Script(ScriptModel):
             config = configs[0]
             if len(configs) > 1:
                 fix = "this recipe has the first; write the values that are used"
-                self.leave("training", value, node, fix)
-                self.report.unread |= {"training", "generation", "logging"}
+                self.leave("training", value, node, fix, unread=OF_CONFIG)
         if config is None and value is not None and plain(value) is not None:
-            self.leave("training", value, node, advice_for(value))
-            self.report.unread |= {"training", "generation", "logging"}
+            self.leave("training", value, node, advice_for(value), unread=OF_CONFIG)
         for made in passes if config is not None else ():
             self.leave_change(made)
         settings = self.bind(config, ["output_dir"]) if config is not None else {}
         owners = [each for each in (value, config, *passes) if each is not None]
-        settings |= self.changes_of(owners)
-        for name, (setting, where) in settings.items():
+        changes = self.changes_of(owners)
+        for name, (setting, where) in (settings | changes).items():
             self._take_setting(name, setting, where)
+        for name in settings.keys() & changes.keys():
+            if not self.is_accounted(settings[name][1]):
+                reason = f"{self.line_of(changes[name][1])} sets it to another value"
+                self.drop(f"GRPOConfig.{name}", settings[name][1], reason)
 
     def _take_setting(self, name: str, value: Value, node: ast.AST) -> None:
         data, target = plain(value), find_target(name)
@@ -181,13 +182,12 @@ class Script(ScriptModel):
             for each in rest:
                 is_own = isinstance(each.node, ast.stmt | ast.Call) or len(rest) > 1
                 at = each.node if is_own else node
-                self.leave("training", each, at, advice_for(each))
-            self.report.unread |= {"training", "generation", "logging"}
+                self.leave("training", each, at, advice_for(each), unread=OF_CONFIG)
         elif name == "vllm_sampling_params" and isinstance(value, Object) and value.is_call:
             self.account(node)
             bound = self.bind(value)
             if isinstance(stop := plain(bound.get("stop", (None,))[0]), str):
-                bound["stop"] = (literal(value.node, [stop]), bound["stop"][1])
+                bound["stop"] = (Literal.of(value.node, [stop]), bound["stop"][1])
             other = "write it in `generation.generation_kwargs`"
             self.take_all("SamplingParams", bound, "script-sampling", other)
         elif data is not MISSING:
@@ -222,21 +222,24 @@ class Script(ScriptModel):
     # Rewards, tools and callbacks.
 
     def _take_rewards(self, value: Value, node: ast.AST) -> None:
-        items = [value] if isinstance(plain(value), str) else self.evaluator.items_of(value)
-        if not isinstance(value, Literal | Choice):
-            items = [value]
+        self._inner = []
+        is_list = isinstance(value, Literal | Choice) and not isinstance(plain(value), str)
+        items = self.evaluator.items_of(value) if is_list else [value]
         if items is None:
-            self.leave("rewards", value, node, "write them as entries of `rewards`")
-            self.report.unread.add("rewards")
+            fix = "write them as entries of `rewards`"
+            self.leave("rewards", value, node, fix, unread=("rewards",))
             return
         self.put("reward_funcs", [self._name_reward(item) for item in items], node)
+        if self._inner:
+            what = "each" if len(self._inner) > 1 else "it"
+            fix = f"make {what} a function at the top level of a file: `{{kind: python, path: FILE.py:NAME}}`"
+            self.report.add_to_do("rewards", f"{', '.join(self._inner)}; {fix}")
         is_own = any((each.entry or {}).get("kind") == "python" for each in self.rewards.values())
         trains = any(kind_of(made) == "trainer" and not made.condition for made in self.made)
         tests = [code_of(each.test) for each in self.body if isinstance(each, ast.If)]
         if is_own and self.file.suffix == ".ipynb":
             text = f"copy the reward functions of {self.file.name} into {self.path}"
-            self.report.add_to_do("rewards", text)
-            self.report.unread.add("rewards")
+            self.report.add_to_do("rewards", text, ("rewards",))
         elif is_own and trains and not any("__name__" in test for test in tests):
             self.report.add_to_do(
                 "rewards",
@@ -270,12 +273,12 @@ class Script(ScriptModel):
             entry = {"kind": "python", "path": f"{self.path}:{name}"}
             return Reward({**entry, "kwargs": kwargs} if kwargs else entry)
         if isinstance(item, Object) and item.last_name == "get_soft_overlong_punishment":
-            bound = self.bind(item, _OVERLONG)
-            longest, cache = (plain(bound.get(each, (None,))[0]) for each in _OVERLONG)
+            bound = self.bind(item, NAMES["overlong"])
+            longest, cache = (plain(bound.get(each, (None,))[0]) for each in NAMES["overlong"])
             if isinstance(longest, int) and isinstance(cache, int):
                 return Reward({"kind": "soft_overlong", "max_length": longest, "cache": cache})
-        fix = "make it a function at the top level of a file: `{kind: python, path: FILE.py:NAME}`"
-        self.leave("rewards", None, item.node, fix)
+        self.account(item.node, inside=True)
+        self._inner.append(f"{self.locate(item.node)} has `{name}`")
         return Reward(None, "is not a function at the top level of the script")
 
     def _name_path(self, item: Value) -> str:
@@ -284,33 +287,17 @@ class Script(ScriptModel):
             return ":".join(item.name.lstrip(".").rpartition(".")[::2]).lstrip(":")
         return f"{self.path}:{getattr(item.node, 'name', None) or code_of(item.node)}"
 
-    def _take_generation_config(self) -> None:
-        """Take what is set on the `generation_config` of the trainer; the one of the model is not used."""
-        for change in self.evaluator.assignments:
-            owner, name = (
-                change.owner,
-                change.name.replace("max_new_tokens", "max_completion_length"),
-            )
-            role, target = role_of(owner), find_target(name) or ""
-            is_config = isinstance(owner, Object) and owner.name == "generation_config"
-            if not is_config or role not in ("trainer", "model") or "generation." not in target:
-                continue
-            is_sure = role == "trainer" and change.condition in ("", self.condition)
-            is_vllm = self.report.get("use_vllm") or "generation.backend" in self.report.to_do
-            if is_sure and not is_vllm and plain(change.value) is not MISSING:
-                self.put(name, plain(change.value), change.node)
-                continue
-            self.leave(target, None, change.node, "write it if completions are to be sampled so")
-
     def _take_objects(self, bound: Bound) -> None:
         """Take, drop, or leave to the user the objects that `GRPOTrainer` gets."""
+        episodes, reasons = read_keys("script-episodes"), read_keys("script-trainer")
         for name, (value, node) in bound.items():
             listed = value.data if isinstance(value, Literal) else None
             items = [*listed] if isinstance(listed, list | tuple) else [value]
-            if plain(value) is None:
+            if plain(value) in (None, []):
+                self.account(node)
                 continue
-            if name in _EPISODES:
-                key, kind = _EPISODES[name]
+            if name in episodes:
+                key, kind = episodes[name]
                 entries = [f'{{kind: {kind}, path: "{self._name_path(each)}"}}' for each in items]
                 fix = f"write [{', '.join(entries)}], each with its own file"
                 self.leave(key, None, node, fix)
@@ -318,6 +305,6 @@ class Script(ScriptModel):
                 self.take_quantization(value, node)
             elif name == "callbacks":
                 for each in items:
-                    self.drop(code_of(each.node, 120), each.node, _NO_CALLBACKS)
-            elif name in read_keys("script-trainer"):
-                self.drop(f"GRPOTrainer.{name}", node, read_keys("script-trainer")[name])
+                    self.drop(code_of(each.node, 120), each.node, reasons["callbacks"])
+            elif name in reasons:
+                self.drop(f"GRPOTrainer.{name}", node, reasons[name])

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from grpo_cli.convert.key_report import KeyReport, by_key, read_keys, write_value
+from grpo_cli.convert.key_report import OFF, KeyReport, by_key, read_keys, write_value
 from grpo_cli.convert.rewards import Reward, name_file
 from grpo_cli.convert.script_environment import Assignment, TooLongError
 from grpo_cli.convert.script_evaluator import Evaluator
@@ -21,8 +21,8 @@ from grpo_cli.convert.script_parts import (
     rows_of,
 )
 from grpo_cli.convert.script_values import (
-    METHODS,
     MISSING,
+    NAMES,
     Choice,
     Function,
     Literal,
@@ -31,7 +31,6 @@ from grpo_cli.convert.script_values import (
     code_of,
     default_of,
     describe_test,
-    is_unset,
     line_of,
     parts_of,
     plain,
@@ -41,8 +40,10 @@ from grpo_cli.convert.script_values import (
 from grpo_cli.issues import Location
 from grpo_cli.recipe.yaml_tree import Node, as_node
 
+OF_CONFIG = ("training", "generation", "logging")
 ALL_SECTIONS = ("model", "dataset", "rewards", "training", "generation", "logging")
 _SIGNS = ("GRPOConfig", "LoraConfig", "GRPOTrainer", "load_dataset")
+NOT_REACHED = "not known to reach the GRPOTrainer that is converted"
 Bound = dict[str, tuple[Value, ast.AST]]
 """Arguments of a call by name, with the code of each."""
 
@@ -89,8 +90,8 @@ class ScriptAccount:
         except RecursionError:
             stopped = "is nested deeper than is read"
         if stopped:
-            self.report.add_to_do("training", f"{self.file.name} {stopped}; write what is missing")
-            self.report.unread.update(ALL_SECTIONS)
+            text = f"{self.file.name} {stopped}; write what is missing"
+            self.report.add_to_do("training", text, ALL_SECTIONS)
         names = [made.last_name for made in self.evaluator.made]
         signs = [sign for sign in _SIGNS if any(name.endswith(sign) for name in names)]
         self.report.signs = [f"{sign}(…)" for sign in signs]
@@ -261,6 +262,8 @@ class ScriptAccount:
         in `bound`.
         """
         reasons, keep = by_key(read_keys(table)["drop"]), keep or read_keys(table).get("keep", {})
+        for name, reason in by_key(read_keys(table).get("if-on", {})).items():
+            reasons[name] = OFF if name in bound and plain(bound[name][0]) is False else reason
         for name, (value, node) in [*bound.items()]:
             data, key = plain(value), keep.get(name)
             if key is None and home and name not in reasons:
@@ -285,7 +288,13 @@ class ScriptAccount:
         self.extra[target] = (key, data, node)
 
     def leave(
-        self, target: str, value: Value | None, node: ast.AST, fix: str = "write its value"
+        self,
+        target: str,
+        value: Value | None,
+        node: ast.AST,
+        fix: str = "write its value",
+        *,
+        unread: Collection[str] = (),
     ) -> None:
         """Leave a key of the recipe to the user, with the code that computes it and its default."""
         self.account(node, inside=value is None)
@@ -295,21 +304,19 @@ class ScriptAccount:
             and isinstance(node, ast.stmt)
             and not isinstance(node, ast.Assign)
         ):
-            node = next(each.node for each in value.parts if not is_unset(each))
+            node = next(each.node for each in value.parts if not Choice.is_unset(each))
         if isinstance(value, Choice):
             self._accounted.update(each.node for each in value.parts)
         target = target.removesuffix(".**").removesuffix(".*")
         example = ""
         about = describe(value, node) if plain(value) is MISSING else ""
         if default is not MISSING and default is not None and ("." in target or target == "seed"):
-            example = f"\n{write_value(target.rpartition('.')[2], default)}"
             if target == "generation.backend":
                 default = "vllm" if default else "transformers"
-                example = f"\nbackend: {default}"
+            example = f"\n{write_value(target.rpartition('.')[2], default)}"
             self.report.defaults[target] = default
-        self.report.add_to_do(
-            target, f"{self.locate(node)} has `{code_of(node)}`{about}; {fix}{example}"
-        )
+        text = f"{self.locate(node)} has `{code_of(node)}`{about}; {fix}{example}"
+        self.report.add_to_do(target, text, unread)
 
     # What is left.
 
@@ -331,12 +338,14 @@ class ScriptAccount:
                 root = root_of(made)
                 is_other = isinstance(root, Object) and kind_of(root) == "model" and bool(bound)
                 is_other = is_other and not {id(each) for each in reachable(root)} & reached
-                self._sweep_method(made, role, "it does not reach GRPOTrainer" * is_other)
+                self._sweep_method(made, role, NOT_REACHED * is_other)
             elif not {made.name.partition(".")[0], made.last_name} & harmless:
                 self._sweep_call(made, id(made) in reached)
         left = [each for each in self.evaluator.assignments if each.node not in self._accounted]
         for change in {(each.node, each.name): each for each in left}.values():
-            if role := self._find_role(change.owner):
+            is_variable = getattr(change.owner, "name", "") == "os.environ"
+            role = "environment" if is_variable else self._find_role(change.owner)
+            if role:
                 self._sweep_assignment(change, role)
         for made, role in parts:
             self._sweep_arguments(made, role, id(made) in reached)
@@ -363,8 +372,8 @@ class ScriptAccount:
 
     def leave_change(self, made: Object) -> None:
         """Leave what a function does to the config to the user."""
-        self.leave("training", None, made.node, "it may change the config; write what it changes")
-        self.report.unread |= {"training", "generation", "logging"}
+        fix = "it may change the config; write what it changes"
+        self.leave("training", None, made.node, fix, unread=OF_CONFIG)
 
     def _sweep_arguments(self, made: Object, role: str, is_reached: bool) -> None:
         """Name the arguments of a part of a training."""
@@ -382,11 +391,11 @@ class ScriptAccount:
             and not self._find_role(each[0])  # it has arguments of its own
             and not self.is_accounted(each[1])
         }
-        reason = "it does not reach GRPOTrainer"
+        reason = NOT_REACHED
         if is_reached:
             when = self.when(made)
             reason = "part of a value that is left to write"
-            reason = f"GRPOTrainer gets it only {describe_test(when)}" if when else reason
+            reason = f"{reason}, {describe_test(when)}" if when else reason
         if role in ("trainer", "config"):
             reason = f"of another {role}, or of one that GRPOTrainer is not known to get"
         if made.cls is not None and is_reached:
@@ -394,14 +403,26 @@ class ScriptAccount:
         if role == "tokenizer":
             reason = "the tokenizer is that of `model.path`"
         code = code_of(made.node, 10**6)
-        if left and len(left) == len(bound) and len(code) <= 100:
-            self.drop(code, made.node, reason)
+        is_unnamed = role == "model" and not is_reached and made.node not in self._accounted
+        if (left and len(left) == len(bound) and len(code) <= 100) or (is_unnamed and not left):
+            self.drop(code_of(made.node, 100), made.node, reason)
         else:
-            self.drop_all(made.cls.name if made.cls else made.last_name, left, reason)
+            for name, (_, node) in left.items():
+                name = f"({code_of(node)})" if name.isdigit() else f".{name}"
+                self.drop(f"{made.cls.name if made.cls else made.last_name}{name}", node, reason)
 
     def _sweep_method(self, made: Object, role: str, other: str) -> None:
         name, code = made.last_name, code_of_call(made)
-        if made.name in (*METHODS, "items", "keys", "values", "item", "tolist", "copy", "append"):
+        if made.name in (
+            *NAMES["methods"],
+            "items",
+            "keys",
+            "values",
+            "item",
+            "tolist",
+            "copy",
+            "append",
+        ):
             return  # of a result
         if role == "trainer" and name == "train" and not made.args:
             self.put(code, None, made.node)
@@ -442,6 +463,8 @@ class ScriptAccount:
         reason = reasons.get(change.name, f"recipes do not set this on the {role}")
         if role == "config":
             reason = "of another config, or of one that GRPOTrainer is not known to get"
+        if role == "environment":
+            reason = "set it in the environment of `grpo train`"
         target = change.node.targets[0] if isinstance(change.node, ast.Assign) else change.node
         if isinstance(target, ast.Tuple | ast.List):
             named = [each for each in target.elts if getattr(each, "attr", "") == change.name]
@@ -450,28 +473,6 @@ class ScriptAccount:
         value = change.value.node
         value = getattr(change.node, "value", value) if isinstance(value, ast.stmt) else value
         self.drop(f"{code_of(target)} = {code_of(value)}{where}", change.node, reason)
-
-    def list_read_flags(self) -> set[str]:
-        """Return the flags of the command line that what is in the report is computed from, or depends on."""
-        tests = [each.test for each in self.nodes if isinstance(each, ast.If | ast.IfExp)]
-        queue: list[ast.AST] = [*self._accounted, *tests]
-        seen = {*queue}
-        for node in queue:
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-                continue
-            values = [value.node for value in self.evaluator.values.get(node, ())]
-            for each in (*ast.iter_child_nodes(node), *values):
-                if each not in seen:
-                    seen.add(each)
-                    queue.append(each)
-        return {each.id[2:] for each in seen if isinstance(each, ast.Name) and each.id[:2] == "--"}
-
-    def find_reader(self, name: str) -> str:
-        """Return what reads a flag of the command line."""
-        for function in self.evaluator.functions:
-            if any(getattr(each, "attr", "") == name for each in ast.walk(function.node)):
-                return f"`{function.name}`"
-        return "the script itself"
 
     def _sweep_unread(self) -> None:
         """Name parts of a training in code that was not read, and settings that reach nothing that was."""
@@ -487,5 +488,4 @@ class ScriptAccount:
                 data = [default_of(each) for each in values.get(value, ())]
                 is_known = isinstance(value, ast.Constant) or {*map(id, data)} - {id(MISSING)}
                 if is_known and not self.is_accounted(value):
-                    reason = "not known to reach GRPOTrainer"
-                    self.drop(f"{setting} = {code_of(value)}", value, reason)
+                    self.drop(f"{setting} = {code_of(value)}", value, NOT_REACHED)

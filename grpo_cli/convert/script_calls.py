@@ -1,14 +1,14 @@
 """Calls in a Python script: its functions and classes, other packages, and arguments of the command line."""
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from grpo_cli.convert.script_expressions import Expressions, has_mapping, make_uncertain
 from grpo_cli.convert.script_values import (
     FUNCTIONS,
-    METHODS,
     MISSING,
+    NAMES,
     Choice,
     Class,
     Frame,
@@ -16,28 +16,21 @@ from grpo_cli.convert.script_values import (
     Literal,
     Object,
     Value,
-    choose,
     default_of,
-    fill_unset,
-    literal,
     plain,
     rest_of,
-    unset,
 )
 
-_COPIES = "copy.copy copy.deepcopy dataclasses.asdict asdict vars accelerator.prepare".split()
-"""Functions whose result holds what their first argument holds."""
-_ENVIRONMENT = ("os.environ.get", "os.getenv", "os.environ.setdefault", "os.environ.pop")
-_CHANGES = "append extend insert remove pop clear sort reverse popitem update setdefault".split()
-"""Methods that change a list or a mapping."""
-_MAPPING_CHANGES = ("update", "pop", "popitem", "setdefault", "clear")
 _DEEPEST = 24
 """Calls of functions inside each other that are followed."""
 Arguments = dict[str, Value]
 
 
 class Calls(Expressions):
-    """Evaluates calls; the statements of functions are its child's."""
+    """Evaluates calls; the statements of functions and parsers of the command line are its child's."""
+
+    execute: Callable[[Sequence[ast.stmt], Frame], str | None]
+    parse: Callable[[ast.AST, Object, str, "Arguments"], Value | None]
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,10 +39,6 @@ class Calls(Expressions):
         self._active: list[ast.AST] = []
         self._methods: list[tuple[Class | None, tuple[Value, ...]]] = []
         """The class and the first arguments of the functions that are read."""
-
-    def execute(self, body: Sequence[ast.stmt], frame: Frame) -> str | None:
-        """Read statements in order; return why they end early, or None."""
-        raise NotImplementedError
 
     def call(self, node: ast.Call, frame: Frame) -> Value:
         """Return the result of a call."""
@@ -85,23 +74,19 @@ class Calls(Expressions):
                     for test, option in options
                     if plain(option) is not None
                 ]
-                return choose(node, results) if results else Object(node)
+                return Choice.of(node, results) if results else Object(node)
             case Object(owner=Choice(options=options) as owner) if has_mapping(owner):
                 results = [
                     (test, self.call_value(node, method, positional, keywords))
                     for test, option in options
                     for method in (Object(function.node, function.name, option),)
                 ]
-                return choose(node, results)
+                return Choice.of(node, results)
             case Object(owner=Literal() as owner):
                 return self._call_method(node, function.name, owner, positional, keywords)
             case Object():
                 return self._call_outside(node, function, positional, keywords)
         return Object(node, parts=(function, *positional, *keywords.values()))
-
-    def parse(self, node: ast.AST, parser: Object, name: str, args: Arguments) -> Value | None:
-        """Return what a parser of the command line returns, if this is one."""
-        raise NotImplementedError
 
     # Functions and classes of the script.
 
@@ -130,7 +115,7 @@ class Calls(Expressions):
             is_open = any(condition != self.condition for condition, _ in frame.yields)
             items = [value for _, value in frame.yields]
             return Literal(node, items, (Object(node, parts=(*items,)),) if is_open else ())
-        return choose(node, frame.returns) if frame.returns else literal(node, None)
+        return Choice.of(node, frame.returns) if frame.returns else Literal.of(node, None)
 
     def _bind(
         self, function: Function, positional: list[Value], keywords: Arguments, frame: Frame
@@ -148,10 +133,10 @@ class Calls(Expressions):
                 value = positional[index]
             elif name in defaults:
                 default = self.evaluate(defaults[name], function.frame or self.module)
-                is_missing, value = value is None, fill_unset(value or default, default)
+                is_missing, value = value is None, Choice.fill(value or default, default)
                 if is_missing and {"*", "**"} & keywords.keys():
                     value = Object(each, name=name, parts=(value,), default=default_of(value))
-            frame.names[name] = value or Object(each, name=name, parts=(Object(each),))
+            frame.names[name] = value or self._make_argument(each, function)
         if spec.vararg:
             rest = tuple(positional[len(names) :])
             more = rest_of(left.get("*"))
@@ -160,6 +145,16 @@ class Calls(Expressions):
             more = rest_of(left.pop("**", None))
             left.pop("*", None)
             frame.names[spec.kwarg.arg] = Literal(spec.kwarg, left, rest=more)
+
+    def _make_argument(self, node: ast.arg, function: Function) -> Value:
+        """Return what is known of an argument that nothing is given for: the defaults of its dataclass."""
+        unknown = Object(node, name=node.arg, parts=(Object(node),))
+        frame = function.frame or self.module
+        cls = self.evaluate(node.annotation, frame) if node.annotation else None
+        if not isinstance(cls, Class) or not cls.fields or cls.outside_base or cls.find("__init__"):
+            return unknown
+        name = ast.copy_location(ast.Name(node.arg), node)
+        return self._instantiate(node, cls, [], {"**": Object(name, parts=(unknown,))})
 
     def _instantiate(
         self, node: ast.AST, cls: Class, positional: list[Value], keywords: Arguments
@@ -185,7 +180,7 @@ class Calls(Expressions):
                 more = tuple(keywords[each] for each in rest)
                 instance.attrs[name] = make_uncertain(preset, more)
         instance.attrs |= {
-            name: fill_unset(value, instance.attrs.get(name))
+            name: Choice.fill(value, instance.attrs.get(name))
             for name, value in values.items()
             if name not in ("*", "**")
         }
@@ -222,22 +217,22 @@ class Calls(Expressions):
         self, node: ast.AST, name: str, owner: Literal, positional: list[Value], keywords: Arguments
     ) -> Value:
         data, count = owner.data, len(positional)
-        if isinstance(data, list | dict) and name in _CHANGES:
+        if isinstance(data, list | dict) and name in NAMES["changes"]:
             return self._change_items(node, name, owner, positional, keywords)
         if isinstance(data, dict) and name == "get" and count:
             key = plain(positional[0])
             if key is not MISSING and key in data:
                 return data[key]
             if key is not MISSING and owner.is_complete:
-                return positional[1] if count > 1 else literal(node, None)
+                return positional[1] if count > 1 else Literal.of(node, None)
         if name == "copy" and isinstance(data, list | dict):
             return Literal(node, data.copy(), owner.rest)
         if isinstance(data, dict) and name in ("items", "keys", "values"):
-            keys = [literal(node, key) for key in data]
+            keys = [Literal.of(node, key) for key in data]
             pairs = [Literal(node, pair) for pair in zip(keys, data.values(), strict=True)]
             views = {"items": pairs, "keys": keys, "values": [*data.values()]}
             return Literal(node, views[name], owner.rest)
-        if name not in METHODS or {"*", "**"} & keywords.keys():
+        if name not in NAMES["methods"] or {"*", "**"} & keywords.keys():
             return Object(node, parts=(owner, *positional, *keywords.values()))
 
         def method(text: Any, *values: Any) -> Any:
@@ -250,38 +245,30 @@ class Calls(Expressions):
         self, node: ast.AST, name: str, owner: Literal, positional: list[Value], keywords: Arguments
     ) -> Value:
         """Change a list or a mapping; a change that is not known becomes a part of its rest."""
-        items: Any = owner.data
-        result: Value = literal(node, None)
-        first = positional[0] if positional else None
-        key = plain(first)
-        match items, name:
-            case list(), "append" if first is not None:
-                changed: Any = [*items, first]
-            case list(), "extend" if first is not None:
-                more = self.items_of(first)
-                changed = [*items, *(more or [])]
-                if more is None:
-                    self.add_unknown(owner, Object(node, parts=(first,)))
-            case dict(), "update":
-                joined = self._join(owner, positional, keywords)
-                self.store(owner.__dict__, "rest", joined.rest)
-                changed = joined.data
-            case dict(), "pop" if isinstance(key, str) and (key in items or owner.is_complete):
-                changed = {each: value for each, value in items.items() if each != key}
-                result = items.get(key) or (positional[1] if len(positional) > 1 else result)
-            case dict(), "setdefault" if isinstance(key, str) and (
-                key in items or owner.is_complete
-            ):
-                default = positional[1] if len(positional) > 1 else result
-                changed = {**items, key: fill_unset(items.get(key) or default, default)}
-                result = changed[key]
-            case _, "clear":
-                self.store(owner.__dict__, "rest", ())
-                changed = type(items)()
-            case _:
-                self.add_unknown(owner, Object(node, parts=(*positional,)))
-                return Object(node, parts=(owner, *positional))
-        self.store(owner.__dict__, "data", changed)
+        items: Any = owner.data.copy()
+        rest = owner.rest
+        result: Value = Literal.of(node, None)
+        key = plain(positional[0]) if positional else MISSING
+        default = positional[1] if len(positional) > 1 else result
+        is_key = isinstance(key, str) and (key in items or owner.is_complete)
+        if name == "update":
+            joined = self._join(owner, positional, keywords)
+            items, rest = joined.data, joined.rest
+        elif name == "clear":
+            items, rest = type(items)(), ()
+        elif name == "append" and positional:
+            items.append(positional[0])
+        elif name == "extend" and positional and (more := self.items_of(positional[0])) is not None:
+            items.extend(more)
+        elif name == "pop" and is_key and isinstance(items, dict):
+            result = items.pop(key, default)
+        elif name == "setdefault" and is_key:
+            result = items[key] = Choice.fill(items.get(key) or default, default)
+        else:
+            self.add_unknown(owner, Object(node, parts=(*positional,)))
+            return Object(node, parts=(owner, *positional))
+        self.store(owner.__dict__, "rest", rest)
+        self.store(owner.__dict__, "data", items)
         return result
 
     def change_unknown(
@@ -294,7 +281,7 @@ class Calls(Expressions):
         for key, value in joined.data.items():
             self.record(owner, ("item", key), f"[{key!r}]", value, node)
         if name == "pop" and positional and isinstance(plain(positional[0]), str):
-            self.store(owner.attrs, ("item", plain(positional[0])), unset(node), owner.depth)
+            self.store(owner.attrs, ("item", plain(positional[0])), Choice.unset(node), owner.depth)
         if name != "update" or joined.rest:
             self.add_unknown(owner, Object(node, parts=joined.rest))
 
@@ -318,7 +305,7 @@ class Calls(Expressions):
         if name.endswith(".__init__") and isinstance(first, Object) and first.cls is not None:
             made = Object(node, name=name.removesuffix(".__init__"))
             self.build(first, made, {**_number(positional[1:]), **keywords})
-            result = literal(node, None)
+            result = Literal.of(node, None)
         elif function.is_import:
             result = self._call_builtin(node, name, positional, keywords)
         elif isinstance(owner, Object) and owner.name == "super" and name.startswith("__"):
@@ -327,9 +314,9 @@ class Calls(Expressions):
             match name, instance, base:
                 case "__init__", Object(args=None), Object():
                     self.build(instance, base, args)
-            result = literal(node, None)
+            result = Literal.of(node, None)
         elif isinstance(owner, Object):
-            if name in _MAPPING_CHANGES:
+            if name in NAMES["mapping-changes"]:
                 self.change_unknown(node, name, owner, positional, keywords)
             result = self.parse(node, owner, name, args) if owner.is_call else None
         if result is not None:
@@ -345,11 +332,9 @@ class Calls(Expressions):
         self, node: ast.AST, name: str, positional: list[Value], keywords: Arguments
     ) -> Value | None:
         first = positional[0] if positional else None
-        if name in _ENVIRONMENT:
-            value = positional[1] if len(positional) > 1 else keywords.get("default")
-            return Object(
-                node, parts=(*positional,), default=default_of(value) if value else MISSING
-            )
+        if name in NAMES["environment"] and first is not None:
+            default = positional[1] if len(positional) > 1 else keywords.get("default")
+            return self.read_variable(node, first, default)
         if name == "super" and self._methods and all(self._methods[-1]):
             cls, instance = self._methods[-1]
             return Object(node, "super", instance[0], cls=cls, parts=instance[:1])
@@ -364,12 +349,18 @@ class Calls(Expressions):
             return Literal(node, [Literal(node, group) for group in groups])
         if name in ("functools.partial", "partial"):
             return Function(node, target=first, positional=(*positional[1:],), keywords=keywords)
-        if name in _COPIES and len(positional) == 1:
+        if name in NAMES["copies"] and len(positional) == 1:
             return self.mapping_of(first) or first
-        attribute = plain(positional[1]) if len(positional) == 3 else None
-        if name == "setattr" and isinstance(attribute, str):
-            self.set_attribute(first, attribute, positional[2], node)
-            return literal(node, None)
+        attribute = plain(positional[1]) if len(positional) > 1 else None
+        if isinstance(attribute, str) and isinstance(first, Object):
+            is_sure = len(positional) == 2 or first.is_import
+            if name == "getattr" and is_sure:
+                return self.get_attribute(node, first, attribute)
+            if name == "hasattr" and self._is_field(Literal(node, attribute), first):
+                return Literal.of(node, True)
+            if name == "setattr":
+                self.set_attribute(first, attribute, positional[2], node)
+                return Literal.of(node, None)
         if name in ("list", "tuple") and (items := self.items_of(first)) is not None:
             return Literal(node, tuple(items) if name == "tuple" else items)
         if name in FUNCTIONS and not keywords:

@@ -5,19 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from grpo_cli.convert.script_values import (
-    MISSING,
-    Class,
-    Frame,
-    Literal,
-    Object,
-    Value,
-    choose,
-    literal,
-    merge,
-    only_option,
-    unset,
-)
+from grpo_cli.convert.script_values import MISSING, Choice, Class, Frame, Literal, Object, Value
 
 _MOST_STEPS = 40_000
 
@@ -44,12 +32,14 @@ class Environment:
     """Keeps what branches change apart until they meet, and records calls and assignments."""
 
     def __init__(self) -> None:
-        self.module = Frame({"__name__": literal(ast.Constant("__main__"), "__main__")})
+        self.module = Frame({"__name__": Literal.of(ast.Constant("__main__"), "__main__")})
         self.made: list[Object] = []
         """Every call of something that the script does not define, in order."""
         self.assignments: list[Assignment] = []
         self.values: dict[ast.AST, list[Value]] = {}
         """Every expression that was read, with the values that it had."""
+        self.tests: dict[str, Value] = {}
+        """Conditions of branches, as code, with their values."""
         self._conditions: list[str] = []
         self._undo: list[dict[tuple[int, Any], tuple[dict[Any, Any], Any, Any]]] = []
         """For each open branch, what it changed: mapping, key and the value before."""
@@ -103,10 +93,12 @@ class Environment:
         if all(value is values[0] for value in values):
             self.store(target, key, values[0])
         elif all(isinstance(value, Value) or value is MISSING for value in values):
-            filled = [(test, unset(node) if each is MISSING else each) for test, each in options]
-            self.store(target, key, choose(node, filled))
+            filled = [
+                (test, Choice.unset(node) if each is MISSING else each) for test, each in options
+            ]
+            self.store(target, key, Choice.of(node, filled))
         elif key == "data" and all(isinstance(value, dict) for value in values):
-            self.store(target, key, merge(node, options))
+            self.store(target, key, Choice.merge(node, options))
         elif key == "rest":
             self.store(target, key, (*dict.fromkeys(each for value in values for each in value),))
         else:
@@ -114,11 +106,7 @@ class Environment:
             self.store(target, key, max(values, key=len))
 
     def store(self, target: dict[Any, Any], key: Any, value: Any, depth: int = 0) -> None:
-        """Set an item of the environment so that a branch can be undone.
-
-        Args:
-            depth: The number of branches inside which the target was made: the others cannot see it.
-        """
+        """Set an item of what was made inside `depth` branches, so that the others can be undone."""
         if len(self._undo) > depth:
             before = target.get(key, MISSING)
             self._undo[-1].setdefault((id(target), key), (target, key, before))
@@ -126,7 +114,7 @@ class Environment:
 
     def set_attribute(self, owner: Value, name: str, value: Value, node: ast.AST) -> None:
         """Set an attribute of an object, and record it."""
-        match owner := only_option(owner):
+        match owner := Choice.only(owner):
             case Object(args=args, attrs=attrs):
                 if args is not None and name in args and name not in attrs:
                     attrs[name] = args[name]  # what it is in a branch that does not set it

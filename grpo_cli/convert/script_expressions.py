@@ -1,6 +1,7 @@
 """The values of expressions in a Python script."""
 
 import ast
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -8,8 +9,8 @@ from typing import Any
 from grpo_cli.convert.script_environment import Environment
 from grpo_cli.convert.script_values import (
     MISSING,
+    NAMES,
     OPERATORS,
-    TRAINER_PARAMETERS,
     Choice,
     Class,
     Frame,
@@ -17,34 +18,24 @@ from grpo_cli.convert.script_values import (
     Literal,
     Object,
     Value,
-    choose,
     code_of,
     compute,
     default_of,
-    is_unset,
-    literal,
-    merge,
     negate,
-    only_option,
     plain,
-    unset,
+    reachable,
 )
+from grpo_cli.recipe.grpo_fields import read_grpo_fields
 
-_MOST_ITEMS = 64
+MOST_ITEMS = 64
 
 
 class Expressions(Environment):
-    """Evaluates expressions."""
+    """Evaluates expressions; calls and variables of the environment are its children's."""
 
-    def call(self, node: ast.Call, frame: Frame) -> Value:
-        """Return the result of a call."""
-        raise NotImplementedError
-
-    def call_value(
-        self, node: ast.AST, function: Value, positional: list[Value], keywords: dict[str, Value]
-    ) -> Value:
-        """Return the result of a function for arguments."""
-        raise NotImplementedError
+    call: Callable[[ast.Call, Frame], Value]
+    call_value: Callable[[ast.AST, Value, list[Value], dict[str, Value]], Value]
+    read_variable: Callable[[ast.AST, Value, Value | None], Value]
 
     def evaluate(self, node: ast.expr, frame: Frame) -> Value:
         """Return the value of an expression, and register it."""
@@ -67,9 +58,8 @@ class Expressions(Environment):
                 return self.get_item(node, self.evaluate(owner, frame), self.evaluate(key, frame))
             case ast.List(elts=elements) | ast.Tuple(elts=elements) | ast.Set(elts=elements):
                 items, rest = self.collect(elements, frame)
-                return Literal(
-                    node, tuple(items) if isinstance(node, ast.Tuple) else items, rest=rest
-                )
+                data = tuple(items) if isinstance(node, ast.Tuple) else items
+                return Literal(node, data, rest)
             case ast.Dict():
                 return self._collect_mapping(node, frame)
             case ast.JoinedStr(values=pieces):
@@ -77,27 +67,27 @@ class Expressions(Environment):
                 return self.lift(node, lambda *values: "".join(map(str, values)), texts)
             case ast.FormattedValue(value=value, conversion=-1, format_spec=None):
                 return self.evaluate(value, frame)
-            case ast.BinOp(left=left, op=operator, right=right):
+            case ast.BinOp(left=left, op=op, right=right):
                 return self.operate(
-                    node, operator, self.evaluate(left, frame), self.evaluate(right, frame)
+                    node, op, self.evaluate(left, frame), self.evaluate(right, frame)
                 )
-            case ast.UnaryOp(op=operator, operand=operand):
-                inner = self.evaluate(operand, frame)
-                return self.lift(node, OPERATORS.get(type(operator)), [inner])
+            case ast.UnaryOp(op=op, operand=inner):
+                return self.lift(node, OPERATORS.get(type(op)), [self.evaluate(inner, frame)])
             case ast.Compare(left=left, ops=[operator], comparators=[right]):
                 return self._compare(node, operator, left, right, frame)
             case ast.BoolOp(op=operator, values=values):
                 return self._combine(node, isinstance(operator, ast.Or), values, frame)
             case ast.IfExp(test=test, body=body, orelse=orelse):
-                data, code = plain(self.evaluate(test, frame)), code_of(test)
-                if data is not MISSING:
+                code = code_of(test)
+                self.tests[code] = self.evaluate(test, frame)
+                if (data := plain(self.tests[code])) is not MISSING:
                     return self.evaluate(body if data else orelse, frame)
                 arms = []
                 for condition, arm in ((code, body), (negate(code), orelse)):
                     self._conditions.append(condition)
                     arms.append((condition, self.evaluate(arm, frame)))
                     self._conditions.pop()
-                return choose(node, arms)
+                return Choice.of(node, arms)
             case ast.Lambda():
                 return Function(node, frame=frame)
             case ast.NamedExpr(target=target, value=value):
@@ -131,7 +121,7 @@ class Expressions(Environment):
         if function is not None:
             result = compute(function, [plain(value) for value in values])
             if result is not MISSING:
-                return literal(node, result)
+                return Literal.of(node, result)
             default = compute(function, [default_of(value) for value in values])
         return Object(node, parts=tuple(values), default=default)
 
@@ -141,7 +131,7 @@ class Expressions(Environment):
             case Literal(is_complete=True, data=list() | tuple() | set() as data):
                 return [*data]
             case Literal(is_complete=True, data=dict() as data):
-                return [literal(value.node, key) for key in data]
+                return [Literal.of(value.node, key) for key in data]
         return None
 
     def collect(
@@ -171,24 +161,20 @@ class Expressions(Environment):
         return mapping
 
     def spread(self, mapping: Literal, value: Value, *, replaces: bool = True) -> Literal:
-        """Return a mapping with the items of another value, of which one or more may be known.
-
-        Args:
-            replaces: Whether the other value may have items that the mapping has.
-        """
+        """Return a mapping with what is known of another; with `replaces`, that may have the same keys."""
         node, rest = mapping.node, mapping.rest
         options = value.options if isinstance(value, Choice) else (("", value),)
         merged: list[tuple[str, dict[Any, Value]]] = []
         for test, option in options:
             inner = self.mapping_of(option)
-            if inner is None and not is_unset(option) and plain(option) is not None:
+            if inner is None and not Choice.is_unset(option) and plain(option) is not None:
                 inner = _known_items(option)
             rest += inner.rest if inner else ()
             known = dict(mapping.data)
             if inner and inner.rest and replaces:
                 known = {key: make_uncertain(item, inner.rest) for key, item in known.items()}
             merged.append((test, {**known, **(inner.data if inner else {})}))
-        return Literal(node, merge(value.node, merged), (*dict.fromkeys(rest),))
+        return Literal(node, Choice.merge(value.node, merged), (*dict.fromkeys(rest),))
 
     def operate(self, node: ast.AST, operator: ast.operator, left: Value, right: Value) -> Value:
         """Return the result of an operator; of `|`, what is known of the mapping."""
@@ -196,7 +182,7 @@ class Expressions(Environment):
             results = [
                 (test, self.operate(node, operator, each, right)) for test, each in left.options
             ]
-            return choose(node, results)
+            return Choice.of(node, results)
         mapping = self.mapping_of(left) if isinstance(operator, ast.BitOr) else None
         if mapping is not None:
             return self.spread(Literal(node, mapping.data, mapping.rest), right)
@@ -222,12 +208,21 @@ class Expressions(Environment):
         self, node: ast.AST, operator: ast.cmpop, left: ast.expr, right: ast.expr, frame: Frame
     ) -> Value:
         pair = [self.evaluate(left, frame), self.evaluate(right, frame)]
+        if isinstance(operator, ast.In | ast.NotIn) and self._is_field(*pair):
+            return Literal.of(node, isinstance(operator, ast.In))
         is_value = isinstance(pair[0], Function | Class) or (
             isinstance(pair[0], Literal) and pair[0].data is not None
         )
         if isinstance(operator, ast.Is | ast.IsNot) and plain(pair[1]) is None and is_value:
-            return literal(node, isinstance(operator, ast.IsNot))
+            return Literal.of(node, isinstance(operator, ast.IsNot))
         return self.lift(node, OPERATORS.get(type(operator)), pair)
+
+    @staticmethod
+    def _is_field(name: Value, names: Value) -> bool:
+        """Return whether a value is one of names that are computed from the fields of `GRPOConfig`."""
+        sources = [each.name for each in reachable(names) if isinstance(each, Object)]
+        is_config = any(re.search(r"\bGRPOConfig\b", each) for each in sources)
+        return is_config and plain(names) is MISSING and plain(name) in read_grpo_fields()
 
     def _combine(self, node: ast.AST, is_or: bool, values: list[ast.expr], frame: Frame) -> Value:
         results: list[Value] = []
@@ -254,7 +249,7 @@ class Expressions(Environment):
         inside = Frame({}, parent=frame)
         rest = source.rest if isinstance(source, Literal) else ()
         items = self.items_of(replace(source, rest=()) if isinstance(source, Literal) else source)
-        if len(generators) == 1 and items is not None and len(items) <= _MOST_ITEMS:
+        if len(generators) == 1 and items is not None and len(items) <= MOST_ITEMS:
             pairs = self._comprehend_items(node, generators[0], items, inside)
             if isinstance(node, ast.DictComp):
                 known = {plain(key): value for key, value in pairs if _is_key(plain(key))}
@@ -263,7 +258,8 @@ class Expressions(Environment):
                 )
                 return Literal(node, known, rest)
             if not rest and not any(
-                isinstance(each, Choice) and any(map(is_unset, each.parts)) for _, each in pairs
+                isinstance(each, Choice) and any(map(Choice.is_unset, each.parts))
+                for _, each in pairs
             ):
                 return Literal(node, [each for _, each in pairs])
         for generator in generators:
@@ -286,13 +282,13 @@ class Expressions(Environment):
             value = self.evaluate(getattr(node, "value", None) or node.elt, inside)
             code = " and ".join(test for test, each in tests.items() if each is MISSING)
             if code:
-                value = choose(value.node, [(code, value), (negate(code), unset(node))])
+                value = Choice.of(value.node, [(code, value), (negate(code), Choice.unset(node))])
             pairs.append((key, value))
         return pairs
 
     def get_attribute(self, node: ast.AST, owner: Value, name: str) -> Value:
         """Return an attribute of a value."""
-        match owner := only_option(owner):
+        match owner := Choice.only(owner):
             case Class():
                 pair = owner.find(name)
                 return pair[1] if pair else Object(node, name=name, owner=owner.outside_base)
@@ -322,8 +318,8 @@ class Expressions(Environment):
         if owner.args is not None and owner.owner is None:
             is_trainer = owner.last_name.endswith("Trainer")
             place = name
-            if is_trainer and name in TRAINER_PARAMETERS and name not in owner.args:
-                place = str(TRAINER_PARAMETERS.index(name))
+            if is_trainer and name in NAMES["trainer-parameters"] and name not in owner.args:
+                place = str(NAMES["trainer-parameters"].index(name))
             if place in owner.args and not (is_trainer and isinstance(owner.args[place], Literal)):
                 return owner.args[place]
         if owner.is_import:
@@ -335,13 +331,15 @@ class Expressions(Environment):
         """Return an item of a value."""
         index = plain(key)
         match owner:
+            case Object(name="os.environ"):
+                return self.read_variable(node, key, None)
             case Literal(data=dict() as data) if _is_key(index) and index in data:
                 return data[index]
             case Literal(data=list() | tuple() as data, is_complete=True) if isinstance(index, int):
                 if -len(data) <= index < len(data):
                     return data[index]
             case Choice(options=options) if has_mapping(owner):
-                return choose(
+                return Choice.of(
                     node, [(test, self.get_item(node, each, key)) for test, each in options]
                 )
             case Object():
@@ -377,7 +375,7 @@ class Expressions(Environment):
         for index, target in enumerate(targets):
             is_known = items is not None and len(items) == len(targets)
             item = items[index] if is_known and items else None
-            item = item or self.get_item(target, value, literal(target, index))
+            item = item or self.get_item(target, value, Literal.of(target, index))
             self.assign(target, item, frame, node)
 
     def _set_item(self, owner: Value, key: Value, value: Value, node: ast.AST) -> None:
@@ -404,14 +402,18 @@ class Expressions(Environment):
 def has_mapping(value: Choice) -> bool:
     """Return whether one of the values is a list or mapping of the script, which it may change."""
     return any(
-        isinstance(each, Literal) and isinstance(each.data, dict | list) for each in value.parts
+        isinstance(each, Literal) and isinstance(each.data, dict | list | tuple)
+        for each in value.parts
     )
 
 
 def make_uncertain(value: Value, rest: tuple[Value, ...]) -> Value:
     """Return a value that what is not known may replace."""
-    if is_unset(value):
+    if Choice.is_unset(value):
         return value
+    if isinstance(value, Object) and value.cls is not None and not value.is_call:
+        attrs = {name: make_uncertain(each, rest) for name, each in value.attrs.items()}
+        return replace(value, attrs=attrs)
     is_open = isinstance(value, Object) and value.name == "replaceable"
     parts = (*value.parts, *rest) if is_open else (value, *rest)  # type: ignore[attr-defined]
     return Object(value.node, "replaceable", parts=parts, default=default_of(value))
@@ -437,12 +439,12 @@ def _known_items(value: Value) -> Literal:
         if not isinstance(place, tuple) or is_read:
             continue
         options = item.parts if isinstance(item, Choice) else (item,)
-        if place[0] == "item" and not is_unset(item):
+        if place[0] == "item" and not Choice.is_unset(item):
             known[place[1]] = item
         elif place[0] == "part":
             rest += tuple(Object(each.node, parts=(each,)) for each in options)
         elif place[0] == "change":
-            rest += tuple(each for each in options if not is_unset(each))
+            rest += tuple(each for each in options if not Choice.is_unset(each))
     return Literal(value.node, known, rest)
 
 

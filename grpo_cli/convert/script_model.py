@@ -7,61 +7,58 @@ import ast
 from typing import Any
 
 from grpo_cli.convert.key_report import read_keys
-from grpo_cli.convert.script_account import Bound
-from grpo_cli.convert.script_parts import advice_for, code_of_call, kind_of
+from grpo_cli.convert.script_account import NOT_REACHED, Bound
+from grpo_cli.convert.script_parts import advice_for, code_of_call, describe, find_target, kind_of
 from grpo_cli.convert.script_rows import ScriptRows
 from grpo_cli.convert.script_values import (
     MISSING,
+    NAMES,
     Choice,
     Object,
     Value,
     code_of,
+    default_of,
     describe_test,
-    merge,
     plain,
     reachable,
 )
-from grpo_cli.convert.trl import LORA_NAMES, LORA_ONLY
+from grpo_cli.convert.trl import LORA, LORA_NAMES, LORA_ONLY
 from grpo_cli.recipe.grpo_fields import LORA_REFUSED
 
 _LORA = {**LORA_NAMES, **{name: name for name in LORA_ONLY}, "task_type": "lora_task_type"}
 """Arguments of `LoraConfig` → the keys by which they are read here."""
-_LORA_DEFAULTS = {"r": 8, "lora_alpha": 8, "lora_dropout": 0.0}
-"""Of `LoraConfig`; those of `trl grpo` and of recipes are others."""
-_VISION = ("AutoModelForImageTextToText", "AutoModelForVision2Seq", "FastVisionModel")
-_PATHS = ("path", "model_name", "pretrained_model_name_or_path")
-"""Names of the first argument of `from_pretrained`."""
-_BITS = ("load_in_4bit", "load_in_8bit")
 _ONLY_VLLM = "only vLLM reads it here; see `dataset.max_prompt_length` and `generation.max_completion_length`"
 
 
 class ScriptModel(ScriptRows):
     """Takes the model, adapter and tokenizer that a script gives `GRPOTrainer`."""
 
+    _path = ""
+    """The code of the model's name."""
+
     def take_adapter(self, value: Value, node: ast.AST) -> None:
         """Take the `LoraConfig` that the trainer gets."""
         if plain(value) is None:
             return
+        if self._take_flags("get_peft_config", value, node, {"use_peft", *LORA}):
+            return
         loras, _ = self.find(value, "LoraConfig")
         if len(loras) != 1:
-            self.leave("model.lora", value, node)
-            self.report.unread.add("model")
+            self.leave("model.lora", value, node, unread=("model",))
             if isinstance(value, Object):
                 self._take_lora(value, {}, {})
             return
-        self._take_lora(loras[0], self.bind(loras[0]), _LORA_DEFAULTS)
+        self._take_lora(loras[0], self.bind(loras[0]), read_keys("peft-lora-defaults"))
         options = getattr(value, "options", ())
         tests = [test for test, each in options if loras[0] in reachable(each)]
         if tests:
-            when = f"makes it only {describe_test(tests[0])}; remove it otherwise"
-            self.report.add_to_do("model.lora", f"{self.locate(loras[0].node)} {when}")
+            self._leave_adapter(loras[0].node, tests[0])
 
     def _take_lora(self, made: Object, bound: Bound, defaults: dict[str, Any]) -> None:
         self.put("use_peft", True, made.node)
         stars = {name: bound.pop(name) for name in ("*", "**") if name in bound}
         for value, node in stars.values():
-            self.leave("model.lora", value, node, advice_for(value))
-            self.report.unread.add("model")
+            self.leave("model.lora", value, node, advice_for(value), unread=("model",))
         for name in () if stars else defaults.keys() - bound.keys():
             self.put(_LORA[name], defaults[name], made.node)
         bound |= self.changes_of((made,))
@@ -73,30 +70,57 @@ class ScriptModel(ScriptRows):
             is_on = plain(checkpointing[0]) is not False
             self.put("gradient_checkpointing", is_on, checkpointing[1])
         for name in bound.keys() & LORA_REFUSED.keys() - _LORA.keys():
-            self.drop(
-                f"LoraConfig.{name}",
-                bound.pop(name)[1],
-                LORA_REFUSED[name].removeprefix("remove it: "),
-            )
+            reason = LORA_REFUSED[name].removeprefix("remove it: ")
+            self.drop(f"LoraConfig.{name}", bound.pop(name)[1], reason)
         self.take_all("LoraConfig", bound, "script-lora", "unknown to peft", _LORA)
+
+    def _take_flags(self, function: str, value: Value, node: ast.AST, names: set[str]) -> bool:
+        """Take what a function of TRL's makes of a known command line; return whether it is that."""
+        if not isinstance(value, Object) or value.last_name != function:
+            return False
+        configs, _ = self.find(value, "ModelConfig")
+        bound = self.bind(configs[0]) if configs else {"**": (value, node)}
+        for name in bound.keys() & names if "**" not in bound else ():
+            setting, at = bound[name]
+            if plain(setting) is MISSING:
+                self.leave(find_target(name) or "model.lora", setting, at)
+            else:
+                self.put(name, plain(setting), at)
+        self.account(node)
+        return "**" not in bound
+
+    def _leave_adapter(self, node: ast.AST, test: str) -> None:
+        """Leave an adapter that is made under a condition to the user, with what that is by default."""
+        value = self.evaluator.tests.get(test)
+        about = describe(value, value.node) if value and default_of(value) is not MISSING else ""
+        text = f"makes it only {describe_test(test)}{about}; remove it otherwise"
+        self.report.add_to_do("model.lora", f"{self.locate(node)} {text}")
 
     def take_model(self, value: Value, node: ast.AST) -> None:
         """Take the model that the trainer gets: its name, or how it is loaded and changed."""
         if isinstance(plain(value), str):
-            self.put("model_name_or_path", plain(value), node)
+            self._take_path(value, node)
             return
+        self._path = code_of(value.node)
         self.name_part(value, "model")
         bases, passes = self.find(value, "model")
         for made in passes if bases else ():
             self._take_wrapper(made, bases)
         kinds = {("Peft" in made.name, "Fast" in made.name) for made in bases}
         if len(kinds) != 1 or sum(not self.when(made) for made in bases) > 1:
-            self.leave("model.path", value, node, "name the model")
-            self.report.unread.add("model")
+            self.leave("model.path", value, node, "name the model", unread=("model",))
         elif "AutoPeft" in bases[0].name and len(bases) == 1:
             self._take_adapter_folder(bases[0], ["model_id"])
         else:
             self._take_pretrained(self._join_branches(bases))
+
+    def _take_path(self, path: Value | None, node: ast.AST) -> None:
+        """Take the name of the model; an empty one is left to the user."""
+        self._path = code_of(path.node) if path is not None else ""
+        if plain(path) and isinstance(plain(path), str):
+            self.put("model_name_or_path", plain(path), node)
+        else:
+            self.leave("model.path", path, node, "name the model")
 
     def _join_branches(self, bases: list[Object]) -> Object:
         """Return the calls of several branches as one, with a choice of each argument that differs."""
@@ -104,11 +128,13 @@ class ScriptModel(ScriptRows):
             return bases[0]
         options = []
         for made in bases:
-            args = {name: value for name, (value, _) in self.bind(made, _PATHS[:1]).items()}
-            path = next((args.pop(name) for name in _PATHS if name in args), Object(made.node))
-            options.append((self.when(made), {_PATHS[0]: path, **args}))
+            args = {name: value for name, (value, _) in self.bind(made, NAMES["paths"][:1]).items()}
+            path = next(
+                (args.pop(name) for name in NAMES["paths"] if name in args), Object(made.node)
+            )
+            options.append((self.when(made), {NAMES["paths"][0]: path, **args}))
             self.account(made.node, inside=True)
-        return Object(bases[0].node, bases[0].name, args=merge(bases[0].node, options))
+        return Object(bases[0].node, bases[0].name, args=Choice.merge(bases[0].node, options))
 
     def _take_wrapper(self, made: Object, bases: list[Object]) -> None:
         """Take a call that a model passes through on its way to the trainer."""
@@ -119,11 +145,11 @@ class ScriptModel(ScriptRows):
         if name == "get_peft_model":
             self._take_peft(made, bases)
             if when:
-                text = f"makes it only {describe_test(test)}; remove it otherwise"
-                self.report.add_to_do("model.lora", f"{self.locate(made.node)} {text}")
+                self._leave_adapter(made.node, test)
         elif name == "from_pretrained" and when:
-            self.leave("model.lora", None, made.node, f"{when}write it, or leave it out")
-            self.report.unread.add("model")
+            self.leave(
+                "model.lora", None, made.node, f"{when}write it, or leave it out", unread=("model",)
+            )
         elif name == "from_pretrained":
             self._take_adapter_folder(made, ["model", "model_id"])
         elif name == "merge_and_unload":
@@ -159,21 +185,19 @@ class ScriptModel(ScriptRows):
 
     def _take_pretrained(self, made: Object) -> None:
         """Take `from_pretrained(…)`; its default precision is the checkpoint's."""
-        bound = self.bind(made, _PATHS[:1])
-        path, node = next((bound.pop(name) for name in _PATHS if name in bound), (None, made.node))
-        if isinstance(plain(path), str):
-            self.put("model_name_or_path", plain(path), node)
-        else:
-            self.leave("model.path", path, node, "name the model")
+        bound = self.bind(made, NAMES["paths"][:1])
+        path, node = next(
+            (bound.pop(name) for name in NAMES["paths"] if name in bound), (None, made.node)
+        )
+        self._take_path(path, node)
         if "Fast" in made.name:
             self._take_unsloth(bound, made)
-        if made.name.split(".")[-2] in _VISION:
+        if made.name.split(".")[-2] in NAMES["vision"]:
             fix = "name the column with images, as in `prompt: {images: image}`"
             self.leave("dataset.prompt.images", None, made.node, fix)
         for name in bound.keys() & {"*", "**"}:
             value, at = bound.pop(name)
-            self.leave("model.init_kwargs", value, at, advice_for(value))
-            self.report.unread.add("model")
+            self.leave("model.init_kwargs", value, at, advice_for(value), unread=("model",))
         if "quantization_config" in bound:
             self.take_quantization(*bound.pop("quantization_config"))
         self.take_all("from_pretrained", bound, "script-from-pretrained")
@@ -188,6 +212,7 @@ class ScriptModel(ScriptRows):
                 init[key] = data
         if init:
             self.put("model_init_kwargs", init, made.node)
+            self.report.show_as("model_init_kwargs", "from_pretrained")
 
     def _take_unsloth(self, bound: Bound, made: Object) -> None:
         """Take what unsloth's `from_pretrained` has besides transformers'."""
@@ -200,8 +225,7 @@ class ScriptModel(ScriptRows):
         if fast is True:
             self.put("use_vllm", True, bound.pop("fast_inference")[1])
         elif fast is MISSING:
-            self.leave("generation.backend", *bound.pop("fast_inference"))
-            self.report.unread.add("generation")
+            self.leave("generation.backend", *bound.pop("fast_inference"), unread=("generation",))
         for name, target in read_keys("script-unsloth")["keep"].items():
             key = target.removeprefix("generation.").replace("vllm.", "vllm_")
             if name in bound and (
@@ -212,10 +236,14 @@ class ScriptModel(ScriptRows):
 
     def take_quantization(self, value: Value, node: ast.AST) -> None:
         """Take the bits of `BitsAndBytesConfig(…)`."""
-        if plain(value) is None:
+        if plain(value) is None or self._take_flags(
+            "get_quantization_config", value, node, {*NAMES["bits"]}
+        ):
             return
         made, _ = self.find(value, "BitsAndBytesConfig")
-        bits = [name for name in _BITS if made and plain((made[0].args or {}).get(name)) is True]
+        bits = [
+            name for name in NAMES["bits"] if made and plain((made[0].args or {}).get(name)) is True
+        ]
         # One that depends on a condition is left to the user.
         if len(made) != 1 or isinstance(value, Choice) or not bits:
             self.leave("model.quantization", value, node, "write `4bit` or `8bit`")
@@ -236,8 +264,11 @@ class ScriptModel(ScriptRows):
             self.drop("GRPOTrainer.processing_class", node, reason)
         for made in self.made:
             if made.last_name == "get_chat_template" and made in reachable(value):
+                name = self.bind(made, ["tokenizer", "chat_template"]).get("chat_template", (None,))
+                about = name[0] if plain(name[0]) is MISSING else None
                 fix = "write unsloth's template as Jinja"
-                self.leave("model.chat_template", None, made.node, fix)
+                self.account(made.node, inside=True)
+                self.leave("model.chat_template", about, made.node, fix)
 
     def take_tokenizers(self, used: Value | None) -> None:
         """Take the settings of all tokenizers and processors that the script loads."""
@@ -250,10 +281,10 @@ class ScriptModel(ScriptRows):
             bound = self.bind(made, ["pretrained_model_name_or_path"])
             path, node = bound.pop("pretrained_model_name_or_path", (None, made.node))
             self.account(node)
+            is_models = path is not None and code_of(path.node) == self._path
             if model is None or model != plain(path):
-                is_other = isinstance(model, str) and made not in reachable(used)
-                other = "it does not reach GRPOTrainer"
-                self.drop(code_of(made.node), made.node, other if is_other else reason)
+                is_used = is_models or made in reachable(used)
+                self.drop(code_of(made.node), made.node, reason if is_used else NOT_REACHED)
             home = "model.processor" if "Processor" in made.name else ""
             prefix = made.name.split(".")[-2]
             self.take_all(

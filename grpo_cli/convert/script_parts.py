@@ -138,11 +138,16 @@ def list_settings(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
             pairs = [(name, value)]
         case ast.Assign(targets=[ast.Subscript(slice=ast.Constant(value=name))], value=value):
             pairs = [(name, value)]
-    for name, value in pairs:
-        target = find_target(name) if isinstance(name, str) else None
-        is_set = not isinstance(value, ast.Constant) or value.value is not None
-        if target is not None and target.startswith("training.") and is_set:
-            yield name, value
+    pairs = [
+        (name, value)
+        for name, value in pairs
+        if isinstance(name, str)
+        and find_target(name)
+        and getattr(value, "value", value) is not None
+    ]
+    # Names such as `temperature` have other meanings too.
+    if any(str(find_target(name)).startswith("training.") for name, _ in pairs):
+        yield from pairs
 
 
 def describe(value: Value | None, node: ast.AST) -> str:
@@ -155,14 +160,15 @@ def describe(value: Value | None, node: ast.AST) -> str:
     if default is not MISSING and isinstance(value, Object) and value.name == "replaceable":
         others = " or ".join(f"`{code_of(each.node)}`" for each in value.parts[1:])
         return f", which is {default!r} unless {others} replaces it"
-    flag = value.name if isinstance(value, Object) and value.name.startswith("--") else ""
+    flag = value.name if isinstance(value, Object) and value.name[:1] in ("-", "$") else ""
     if default is not MISSING:
-        return f", which is {default!r} unless {f'`{flag}`' if flag else 'another value'} is given"
-    if flag:
+        given = f"`{flag}` is {'set' if flag[:1] == '$' else 'given'}"
+        return f", which is {default!r} unless {given if flag else 'another value is given'}"
+    if flag[:1] == "-":
         return f" (`{flag}`, which has no default)"
     if not isinstance(value, Object) or not isinstance(node, ast.Name | ast.Attribute):
         return ""
-    made = code_of(value.node)
+    made = code_of(value.owner.node if value.owner and is_item(value) else value.node)
     return "" if made in code_of(node) or isinstance(value.node, ast.arg) else f" (`{made}`)"
 
 

@@ -9,26 +9,21 @@ from typing import Any
 from grpo_cli.convert.datasets import BUILDERS, NO_DATASET, PROMPT_EXAMPLE
 from grpo_cli.convert.key_report import by_key, read_keys
 from grpo_cli.convert.script_account import ScriptAccount
-from grpo_cli.convert.script_parts import code_of_call, is_item, rows_of
+from grpo_cli.convert.script_parts import code_of_call, describe, is_item, rows_of
 from grpo_cli.convert.script_values import (
     MISSING,
+    NAMES,
     Function,
+    Literal,
     Object,
     Value,
     code_of,
     describe_test,
-    literal,
     plain,
     reachable,
 )
 
-_ROWS = ("path", "name", "data_dir", "data_files", "split")
-"""Parameters of `load_dataset`, in their order."""
 _READERS = {"from_json": "json", "from_csv": "csv", "from_parquet": "parquet"}
-_NUMBERED = ("select", "take", "skip")
-_AS_TRAINED_ON = (
-    "held-out rows are made as those that are trained on; write this into `dataset.prompt` too"
-)
 At = tuple[Value | None, ast.AST]
 """A value, and where it is written."""
 
@@ -74,9 +69,9 @@ class ScriptRows(ScriptAccount):
         for made in calls:
             if not self.is_accounted(made.node):
                 self.account(made.node, inside=True)
-                self.report.add_to_do(
-                    target, f"{self.locate(made.node)} has `{code_of_call(made, 200)}`"
-                )
+                when = f" {describe_test(self.when(made))}" if self.when(made) else ""
+                text = f"{self.locate(made.node)} has `{code_of_call(made, 200)}`{when}"
+                self.report.add_to_do(target, text)
 
     def _find_split(self, base: Object, value: Value | None) -> tuple[Value, ast.AST] | None:
         """Return the split of a dataset that a value is: an item, or the argument of `load_dataset`."""
@@ -89,7 +84,7 @@ class ScriptRows(ScriptAccount):
             if base in calls and not is_part:
                 index, listed = plain(item.parts[0]), plain(argument)
                 if isinstance(index, int) and isinstance(listed, list):
-                    return literal(item.node, listed[index]), item.node
+                    return Literal.of(item.node, listed[index]), item.node
                 if not isinstance(index, int):
                     return item.parts[0], item.node
         return (argument, self.node_of(base, "split")) if argument is not None else None
@@ -107,7 +102,7 @@ class ScriptRows(ScriptAccount):
         return name if isinstance(name, str) else MISSING
 
     def _take_source(self, base: Object, at: At, held_out: Any) -> None:
-        bound, reader = self.bind(base, _ROWS), _READERS.get(base.last_name)
+        bound, reader = self.bind(base, NAMES["rows"]), _READERS.get(base.last_name)
         if (split := self._find_split(base, at[0])) is not None:
             bound["split"] = split
         data = {name: plain(value) for name, (value, _) in bound.items()}
@@ -116,19 +111,20 @@ class ScriptRows(ScriptAccount):
         elif reader is not None or data.get("path") in BUILDERS:
             names = ("data_files", "path_or_paths", *(["path"] if reader else []))
             files = next((data[name] for name in names if name in data), MISSING)
-            if files is MISSING:
+            if files is MISSING or not files:
                 fix = "write `kind: files`, and the files as `train`"
                 self.leave("dataset", base, base.node, fix)
             else:
                 chosen = _choose_files(files, data.get("split"), held_out)
                 entry = {"path": reader or data["path"], "data_files": chosen}
                 self.put("datasets", [entry], base.node)
+                self.report.show_as("datasets", "load_dataset")
             for name in (*names, "path", "split"):
                 if name in bound:
                     self.account(bound.pop(name)[1], inside=True)
             self.take_all("load_dataset", bound, "script-files", "files have no such setting")
         else:
-            if not isinstance(data.get("path"), str):
+            if not data.get("path") or not isinstance(data["path"], str):
                 path, node = bound.pop("path", (None, base.node))
                 self.leave("dataset", path, node, "name the dataset: `kind: hub` and `path`")
             for name in bound.keys() & {"data_dir", "data_files", "**"}:
@@ -149,12 +145,12 @@ class ScriptRows(ScriptAccount):
             self.account(change.node, inside=True)
             name, code, test = change.last_name, code_of_call(change), self.when(change)
             when = f"only {describe_test(test)}: " if test else ""
-            if name in _NUMBERED:
+            if name in NAMES["numbered"]:
                 is_first = change in (*passes[:1], *others[:1])
                 key = "limit" if change in passes else "eval_limit"
                 self._take_number(change, key, when, is_first=is_first)
             elif change in own:
-                self.drop(code, change.node, held_out.get(name, _AS_TRAINED_ON))
+                self.drop(code, change.node, held_out.get(name, held_out["other"]))
             elif name == "filter":
                 key = "train" if "datasets" in self.report.tree.value else "path"
                 fix = "a recipe reads all rows; name data that is filtered already"
@@ -207,20 +203,24 @@ class ScriptRows(ScriptAccount):
             self.leave(f"dataset.{key}", None, change.node, f"{when}{fix}")
 
     def _take_share(self, change: Object, *, is_used: bool) -> None:
-        bound = self.bind(change, ["test_size"])
-        share, node = bound.pop("test_size", (None, change.node))
-        seed, at = bound.pop("seed", (None, change.node))
+        bound = self.bind(change, ["test_size", "train_size"])
+        name = "test_size" if "test_size" in bound else "train_size"
+        share, node = bound.pop(name, (None, change.node))
         size = plain(share)
+        size = round(1 - size, 6) if name == "train_size" and isinstance(size, float) else size
         if not is_used or not isinstance(size, float) or not 0 < size < 1:
-            what = "held out" if is_used else "left out of training"
-            fix = f"write the share of the rows that is {what}, such as 0.05"
-            self.leave("dataset.eval_fraction", None, change.node, fix)
+            what = f"{size:g}" if isinstance(size, float) else "such as 0.05"
+            about = describe(share, node) if size is MISSING and share is not None else ""
+            about = f" (`{code_of(node)}`{about})" if about else ""
+            place = f"{self.locate(change.node)} has `{code_of_call(change, 200)}`{about}"
+            text = f"{place}; write the share of the rows that is left out of training, {what}"
+            self.report.add_to_do("dataset.eval_fraction", text)
+            if "seed" in bound and plain(bound["seed"][0]) is MISSING:
+                self.leave("dataset.eval_seed", *bound["seed"])
             return
-        self.write("dataset.eval_fraction", "train_test_split.test_size", size, node)
-        if isinstance(plain(seed), int):
-            self.write("dataset.eval_seed", "train_test_split.seed", plain(seed), at)
-        elif seed is not None:
-            self.leave("dataset.eval_seed", seed, at)
+        self.write("dataset.eval_fraction", f"train_test_split.{name}", size, node)
+        if "seed" in bound:
+            self.take_all("train_test_split", bound, "script-split")
         self.drop_all("train_test_split", bound, "recipes draw the rows that are held out")
 
     def _take_held_out(self, base: Object | None, other: Object | None, at: At, split: Any) -> None:

@@ -8,6 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from grpo_cli.convert.key_report import read_words
+
+NAMES = read_words("script-names")
+"""Names in Python scripts, by what they are."""
 MISSING: Final[Any] = object()
 """Stands for the absence of a value, since None is a value."""
 _SYMBOLS = {
@@ -15,14 +19,9 @@ _SYMBOLS = {
     "peft.TaskType.CAUSAL_LM": "CAUSAL_LM",
 }
 """Attributes of other packages that a config writes as text."""
-TRAINER_PARAMETERS = (
-    "model reward_funcs args train_dataset eval_dataset processing_class reward_processing_classes "
-    "callbacks optimizers quantization_config peft_config tools rollout_func environment_factory"
-).split()
-"""Parameters of `GRPOTrainer`, in their order."""
+_EVENTS = ("without an error", "after an error", "in the loop of")
+"""Beginnings of conditions that are not code."""
 _MOST_OPTIONS = 8
-_LONGEST = 20_000
-"""Characters, items or bits above which a value is not computed."""
 
 
 @dataclass(eq=False)
@@ -44,6 +43,15 @@ class Literal(Value):
     def is_complete(self) -> bool:
         """Whether it has these items and no others."""
         return not self.rest
+
+    @staticmethod
+    def of(node: ast.AST, data: Any) -> "Literal":
+        """Return plain Python as a value."""
+        if isinstance(data, list | tuple | set):
+            return Literal(node, type(data)(Literal.of(node, item) for item in data))
+        if isinstance(data, dict):
+            return Literal(node, {key: Literal.of(node, item) for key, item in data.items()})
+        return Literal(node, data)
 
 
 @dataclass(eq=False)
@@ -88,6 +96,65 @@ class Choice(Object):
     """One of several values, each with its condition; its parts are the values."""
 
     options: tuple[tuple[str, Value], ...] = ()
+
+    @staticmethod
+    def of(node: ast.AST, options: Sequence[tuple[str, Value]]) -> Value:
+        """Return one of several values; the value itself if all are the same."""
+        if all(option is options[0][1] for _, option in options):
+            return options[0][1]
+        flat = [
+            pair
+            for condition, option in options
+            for test, each in (option.options if isinstance(option, Choice) else (("", option),))
+            for pair in ((_join_tests(condition, test), each),)
+        ]
+        unlike: list[tuple[str, Value]] = []
+        for pair in flat[: 4 * _MOST_OPTIONS]:
+            if not any(_is_same(pair[1], other) for _, other in unlike):
+                unlike.append(pair)
+        if len(unlike) > _MOST_OPTIONS:
+            return Object(node, parts=tuple(option for _, option in unlike))
+        values = tuple(option for _, option in unlike)
+        return values[0] if len(values) == 1 else Choice(node, parts=values, options=tuple(unlike))
+
+    @staticmethod
+    def merge(node: ast.AST, options: Sequence[tuple[str, dict[Any, Value]]]) -> dict[Any, Value]:
+        """Return the items of mappings of which one holds; what one of them lacks is not set there."""
+        names = dict.fromkeys(name for _, data in options for name in data)
+        return {
+            name: Choice.of(
+                node, [(test, data.get(name) or Choice.unset(node)) for test, data in options]
+            )
+            for name in names
+        }
+
+    @staticmethod
+    def unset(node: ast.AST) -> Object:
+        """Return the value of a name that has none in a branch."""
+        return Object(node, name="unset", parts=(Object(node),))
+
+    @staticmethod
+    def is_unset(value: Value) -> bool:
+        """Return whether a value is that of a name that has none."""
+        return isinstance(value, Object) and value.name == "unset"
+
+    @staticmethod
+    def only(value: Value) -> Value:
+        """Return the one option of a choice that has attributes: None and a name without a value have none."""
+        parts = value.parts if isinstance(value, Choice) else ()
+        kept = [each for each in parts if not Choice.is_unset(each) and plain(each) is not None]
+        return kept[0] if len(kept) == 1 else value
+
+    @staticmethod
+    def fill(value: Value, default: Value | None) -> Value:
+        """Return a value with a default where it is not set."""
+        if not isinstance(value, Choice) or default is None:
+            return value
+        pairs = [
+            (test, default if getattr(option, "name", "") == "unset" else option)
+            for test, option in value.options
+        ]
+        return Choice.of(value.node, pairs)
 
 
 @dataclass(eq=False)
@@ -181,37 +248,11 @@ def default_of(value: Value | None) -> Any:
     return plain(value, default_of)
 
 
-def literal(node: ast.AST, data: Any) -> Literal:
-    """Return plain Python as a value."""
-    if isinstance(data, list | tuple | set):
-        return Literal(node, type(data)(literal(node, item) for item in data))
-    if isinstance(data, dict):
-        return Literal(node, {key: literal(node, item) for key, item in data.items()})
-    return Literal(node, data)
-
-
 def rest_of(value: Value | None) -> tuple[Value, ...]:
     """Return the unknown values that one argument for `*` or `**` holds."""
     if value is None:
         return ()
     return value.rest if isinstance(value, Literal) and value.rest else (value,)
-
-
-def is_unset(value: Value) -> bool:
-    """Return whether a value is that of a name that has none."""
-    return isinstance(value, Object) and value.name == "unset"
-
-
-def only_option(value: Value) -> Value:
-    """Return the one option of a choice that has attributes: None and a name without a value have none."""
-    parts = value.parts if isinstance(value, Choice) else ()
-    kept = [each for each in parts if not is_unset(each) and plain(each) is not None]
-    return kept[0] if len(kept) == 1 else value
-
-
-def unset(node: ast.AST) -> Object:
-    """Return the value of a name that has none in a branch."""
-    return Object(node, name="unset", parts=(Object(node),))
 
 
 def root_of(value: Value | None) -> Value | None:
@@ -267,50 +308,10 @@ def _is_same(first: Value, second: Value) -> bool:
     return MISSING not in values and repr(values[0]) == repr(values[1])
 
 
-def choose(node: ast.AST, options: Sequence[tuple[str, Value]]) -> Value:
-    """Return one of several values; the value itself if all are the same."""
-    if all(option is options[0][1] for _, option in options):
-        return options[0][1]
-    flat = [
-        pair
-        for condition, option in options
-        for test, each in (option.options if isinstance(option, Choice) else (("", option),))
-        for pair in ((_join_tests(condition, test), each),)
-    ]
-    unlike: list[tuple[str, Value]] = []
-    for pair in flat[: 4 * _MOST_OPTIONS]:
-        if not any(_is_same(pair[1], other) for _, other in unlike):
-            unlike.append(pair)
-    if len(unlike) > _MOST_OPTIONS:
-        return Object(node, parts=tuple(option for _, option in unlike))
-    values = tuple(option for _, option in unlike)
-    return values[0] if len(values) == 1 else Choice(node, parts=values, options=tuple(unlike))
-
-
 def _join_tests(outer: str, inner: str) -> str:
     """Return the condition of a branch inside another; the inner one if they are not both code."""
-    is_code = all(test and describe_test(test) != test for test in (outer, inner))
+    is_code = all(test and not test.startswith(_EVENTS) for test in (outer, inner))
     return f"{outer} and {inner}" if is_code else inner or outer
-
-
-def merge(node: ast.AST, options: Sequence[tuple[str, dict[Any, Value]]]) -> dict[Any, Value]:
-    """Return the items of mappings of which one holds; what one of them lacks is not set there."""
-    names = dict.fromkeys(name for _, data in options for name in data)
-    return {
-        name: choose(node, [(test, data.get(name) or unset(node)) for test, data in options])
-        for name in names
-    }
-
-
-def fill_unset(value: Value, default: Value | None) -> Value:
-    """Return a value with a default where it is not set."""
-    if not isinstance(value, Choice) or default is None:
-        return value
-    pairs = [
-        (test, default if getattr(option, "name", "") == "unset" else option)
-        for test, option in value.options
-    ]
-    return choose(value.node, pairs)
 
 
 def code_of(node: ast.AST, longest: int = 60) -> str:
@@ -324,8 +325,10 @@ def code_of(node: ast.AST, longest: int = 60) -> str:
 
 def describe_test(condition: str) -> str:
     """Return a condition as part of a sentence."""
-    is_code = not condition.startswith(("without an error", "after an error", "in the loop of"))
-    return f"if `{condition}`" if is_code else condition
+    if not condition.startswith(_EVENTS):
+        return f"if `{condition}`"
+    event, _, test = condition.partition(" and ")
+    return f"{event}, {describe_test(test)}" if test else event
 
 
 def negate(condition: str) -> str:
@@ -342,19 +345,10 @@ def line_of(node: ast.AST) -> int:
     return int(getattr(node, "lineno", 1))
 
 
-def _size(data: Any) -> int:
-    if isinstance(data, int) and not isinstance(data, bool):
-        return data.bit_length() * 50
-    return len(str(data)) if isinstance(data, str | bytes | list | dict | tuple | set) else 0
-
-
 def compute(function: Callable[..., Any], values: list[Any]) -> Any:
-    """Return the result of a pure function of plain values, or MISSING if it fails or is too large."""
-    if MISSING in values or sum(map(_size, values)) > _LONGEST:
-        return MISSING
+    """Return the result of a pure function of plain values, or MISSING if it fails."""
     try:
-        result = function(*values)
-        return result if _size(result) <= _LONGEST else MISSING
+        return MISSING if MISSING in values else function(*values)
     except Exception:  # of the script's own code: it would fail there too
         return MISSING
 
@@ -373,12 +367,8 @@ def _divide(first: Any, second: Any) -> Any:
     return f"{first.rstrip('/')}/{second}" if isinstance(first, str) else first / second
 
 
-def _modulo(first: Any, second: Any) -> Any:
-    return MISSING if isinstance(first, str) else first % second
-
-
-_NAMES = """Add:add Sub:sub FloorDiv:floordiv BitOr:or_ BitAnd:and_ USub:neg UAdd:pos Not:not_ Invert:invert
-Eq:eq NotEq:ne Lt:lt LtE:le Gt:gt GtE:ge Is:eq IsNot:ne"""
+_NAMES = """Add:add Sub:sub Mod:mod FloorDiv:floordiv BitOr:or_ BitAnd:and_ USub:neg UAdd:pos Not:not_
+Invert:invert Eq:eq NotEq:ne Lt:lt LtE:le Gt:gt GtE:ge Is:eq IsNot:ne"""
 OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
     **{
         getattr(ast, name): getattr(operator, function)
@@ -386,7 +376,6 @@ OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
     },
     ast.Mult: _multiply,
     ast.Div: _divide,
-    ast.Mod: _modulo,
     ast.Pow: _power,
     ast.In: lambda first, second: first in second,
     ast.NotIn: lambda first, second: first not in second,
@@ -395,7 +384,7 @@ OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
 
 
 def _range(*bounds: int) -> Any:
-    return list(range(*bounds)) if len(range(*bounds)) <= _LONGEST else MISSING
+    return list(range(*bounds)) if len(range(*bounds)) <= 20_000 else MISSING
 
 
 def _join(*parts: str) -> str:
@@ -403,18 +392,10 @@ def _join(*parts: str) -> str:
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
-    **{
-        name: getattr(builtins, name)
-        for name in "int float str bool len max min sum abs round sorted list tuple set".split()
-    },
+    **{name: getattr(builtins, name) for name in NAMES["functions"]},
     "range": _range,
     "os.path.join": _join,
     "pathlib.Path": _join,
     "textwrap.dedent": textwrap.dedent,
 }
 """Pure functions that are computed on plain values."""
-METHODS = frozenset(
-    """strip lstrip rstrip lower upper title capitalize split rsplit splitlines join removeprefix
-    removesuffix startswith endswith replace get index count isdigit""".split()
-)
-"""Pure methods of text, lists and mappings."""

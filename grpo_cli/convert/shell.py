@@ -5,9 +5,10 @@ Source: `trl grpo`, `accelerate launch`, `torchrun`, and ms-swift's `swift rlhf`
 
 import re
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 
-from grpo_cli.convert.key_report import CONVERTIBLE
+from grpo_cli.convert.key_report import CONVERTIBLE, read_words
 from grpo_cli.convert.shell_syntax import (
     COMMENT,
     PROCESS,
@@ -33,19 +34,10 @@ from grpo_cli.issues import Location
 from grpo_cli.recipe.yaml_tree import read_source
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
-_DECLARATIONS = ("export", "declare", "typeset", "local", "readonly")
-_LOCAL = ("declare", "typeset", "local")
-_SETTERS = ("read", "mapfile", "readarray", "getopts", "printf", "unset")
-"""Commands that set the variables that they name."""
-_LAUNCHERS = ("accelerate", "accelerate-launch", "torchrun", "deepspeed", "uv")
+_WORDS = read_words("shell-words")
 _COMMANDS = {("trl", "grpo"): "trl", ("swift", "rlhf"): "swift", ("megatron", "rlhf"): "swift"}
 _TOOLS = {"trl.scripts.grpo": "trl", "swift.cli.rlhf": "swift", "swift.cli._megatron.rlhf": "swift"}
-_NOT_TRAINING = (*"torch. accelerate. deepspeed. trl. swift. vllm. sglang. verl.".split(),)
-"""Modules that start something else, or a training that is named after them."""
-_PRINTERS = frozenset("echo printf [ [[ test : cat grep which type pgrep pip".split())
-"""Commands that start nothing that they name."""
-_PREPARERS = ("activate", "bashrc", "profile", "conda.sh", "setvars.sh")
-"""Parts of the names of files that prepare an environment."""
+_SHELL = re.compile(r"(?:\S*/)?(?:ba|z)?sh -[a-z]*c")
 _NEVER: Context = ((-2, 1), (-2, ~1))
 """Conditions of which one does not hold."""
 _COUNTED = re.compile(r"([A-Za-z_]\w*)\s*(?:\+\+|--|[-+*/%]?=(?!=))")
@@ -114,10 +106,10 @@ class _Reader:
         raw = step.words[1:] if step.words[0].text == "env" else step.words
         start = next((i for i, each in enumerate(raw) if not ASSIGNMENT.match(each.text)), len(raw))
         before, rest = raw[:start], raw[start:]
-        if not rest or rest[0].text in _DECLARATIONS:
+        if not rest or rest[0].text in _WORDS["declarations"]:
             options = "".join(each.text for each in rest if each.text.startswith("-"))
             is_exported = bool(rest) and (rest[0].text == "export" or "x" in options)
-            is_local = bool(rest) and rest[0].text in _LOCAL and "g" not in options
+            is_local = bool(rest) and rest[0].text in _WORDS["local"] and "g" not in options
             for word in [*before, *rest[1:]]:
                 self.variables.assign(word, context, step.text, is_local=is_local)
                 name = _NAME.match(word.text)
@@ -152,11 +144,12 @@ class _Reader:
     ) -> None:
         (first, line), rest = words[0], words[1:]
         texts = [each.text for each in words]
-        shell = next((i for i, text in enumerate(texts[:-2]) if _is_shell(*texts[i : i + 2])), None)
+        pairs = [f"{name} {option}" for name, option in pairwise(texts[:-1])]
+        shell = next((i for i, pair in enumerate(pairs) if _SHELL.fullmatch(pair)), None)
         if first in ("for", "select"):
             self._forget(texts[1:2], step, context, doubt=True)
-        elif first.startswith("((") or first in ("let", *_SETTERS):
-            names = texts[1:] if first in _SETTERS else _COUNTED.findall(step.text)
+        elif first.startswith("((") or first in ("let", *_WORDS["setters"]):
+            names = texts[1:] if first in _WORDS["setters"] else _COUNTED.findall(step.text)
             names = names if first != "printf" else names[1:2] if names[:1] == ["-v"] else []
             self._forget(names, step, context)
         elif first in ("set", "shift"):
@@ -176,9 +169,9 @@ class _Reader:
                 "bash runs this line as a separate command: the line before does not end with `\\`"
             )
             self.notes.append((Word(show(" ".join(texts)), line), reason))
-        elif first in _PRINTERS:
+        elif first in _WORDS["printers"]:
             return
-        elif (command := _find_command(words)) is None:
+        elif (command := _find_command(words, self._folder)) is None:
             self.unknown += [Word(show(first), line)] if is_open(first) else []
         else:
             self._add(command, before, context)
@@ -206,7 +199,7 @@ class _Reader:
     def _source(self, name: str, step: Step, context: Context) -> None:
         """Run the commands of another file if it is there; it may set any variable otherwise."""
         line, file = step.words[0].line, find_beside(name, self._folder)
-        if any(each in name.rpartition("/")[2] for each in _PREPARERS):
+        if any(each in name.rpartition("/")[2] for each in _WORDS["preparers"]):
             reason = "what it sets is not read; start `grpo train` in the same environment"
         elif file is not None and file not in self._sourced:
             self._sourced.add(file)
@@ -254,13 +247,6 @@ class _Reader:
             self.variables.record(name, words, Frame(context, line, step.text))
 
 
-def _is_shell(name: str, option: str) -> bool:
-    return (
-        name.rpartition("/")[2] in ("bash", "sh", "zsh")
-        and re.fullmatch("-[a-z]*c", option) is not None
-    )
-
-
 def read_command(text: str, source: Path) -> Command:
     """Return the command of a shell script that starts a training with TRL or ms-swift.
 
@@ -298,19 +284,21 @@ def read_command(text: str, source: Path) -> Command:
     return meant[0]
 
 
-def _find_command(words: list[Word]) -> Command | None:
+def _find_command(words: list[Word], folder: Path) -> Command | None:
     """Return the training that a command starts, or None."""
     texts = [word.text for word in words]
     names = [text.rpartition("/")[2] for text in texts]
-    is_launcher = [name in _LAUNCHERS or name.startswith("python") for name in names]
+    is_launcher = [name in _WORDS["launchers"] or name.startswith("python") for name in names]
     is_launcher[0] = is_launcher[0] or is_open(texts[0])
     first = next((index for index, is_it in enumerate(is_launcher) if is_it), len(words))
     for index, text in enumerate(texts):
         end = index + 1
         tool = "" if index < first else _TOOLS.get(text.replace("/", ".").removesuffix(".py"), "")
+        if text.endswith(".py") and find_beside(text, folder):
+            tool = ""  # a file of its own, or changed
         if (names[index], *texts[end : end + 1]) in _COMMANDS:
             tool, end = _COMMANDS[names[index], texts[end]], end + 1
-        elif index > first and not tool and not text.startswith(_NOT_TRAINING):
+        elif index > first and not tool and not text.startswith(_WORDS["other-modules"]):
             is_module = texts[index - 1] in ("-m", "--module")
             is_sure = not names[first].startswith("python") or "grpo" in text.lower()
             has_flags = any(each.startswith("--") or is_open(each) for each in texts[end:])

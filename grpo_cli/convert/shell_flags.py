@@ -96,6 +96,8 @@ def _read_launcher(command: Command) -> dict[str, Flag]:
             flags[target] = flag
         elif name not in ("", *table["python"].split()):
             command.notes.append((Word(flag.text, flag.line), table["reason"]))
+    if command.tool == "swift":
+        names |= {name: key for name, key in read_keys("swift-names").items() if name.isupper()}
     for name, (value, line) in command.environment.items():
         if name in names:
             flags.setdefault(names[name], Flag(line, [value], name))

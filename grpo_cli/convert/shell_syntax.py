@@ -143,9 +143,7 @@ def read_tokens(text: str, first: int) -> Iterator[Token]:
 def drop_here_documents(text: str, files: dict[str, str] | None = None) -> str:
     """Return the text with the lines of here-documents empty.
 
-    Args:
-        text: A shell script.
-        files: Gets what `cat > FILE <<EOF` writes; empty if that has expansions.
+    `files` gets what `cat > FILE <<EOF` writes; empty if that has expansions.
     """
     lines = text.replace("\r\n", "\n").split("\n")
     at = 0

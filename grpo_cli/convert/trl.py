@@ -19,7 +19,6 @@ from grpo_cli.convert.key_report import (
     read_keys,
     read_table,
     settled,
-    switch,
 )
 from grpo_cli.convert.rewards import (
     TRL_REWARDS,
@@ -123,14 +122,9 @@ _BACKEND = "generation.backend"
 _ADDRESS = ("vllm_server_base_url", "vllm_server_host", "vllm_server_port")
 SERVER_KEYS = (*_ADDRESS, "vllm_server_timeout", "vllm_group_port")
 SHARED_GPU = "only a server has it, and vLLM shares the training's GPUs"
-_BATCHING = switch(_BACKEND, "transformers_continuous_batching")
 VLLM: Table = {
-    "use_transformers_continuous_batching": _BATCHING,
-    "use_transformers_paged": _BATCHING,
-    "use_vllm": switch(_BACKEND, "vllm"),
+    **read_table("vllm"),
     "vllm_device": lambda report, key, _: report.keep(key, _MODE, "server", "vLLM had its own GPU"),
-    "vllm_mode": _MODE,
-    "vllm_server_base_url": "generation.vllm.base_url",
 }
 """Where TRL samples; further fields of vLLM's are those of `GRPOConfig`."""
 
@@ -138,10 +132,10 @@ VLLM: Table = {
 def take_sampling(report: KeyReport, *, server_first: bool = False) -> None:
     """Take the switches between `generate()` and vLLM; with `server_first` the default is a server."""
     has_address = any(report.get(each) is not None for each in {*_ADDRESS} & {*report.rest()})
-    if not (report.is_on("use_vllm") or "generation" in report.unread):
-        unread, is_open = ("vllm_mode", "vllm_device", *SERVER_KEYS), _BACKEND in report.to_do
-        why = "is left to write" if is_open else "is not set"
-        report.drop_all(unread, f"only vLLM reads it, and `use_vllm` {why}")
+    is_open = _BACKEND in report.to_do or "generation" in report.unread
+    if not report.is_on("use_vllm") and not is_open:
+        reason = "only vLLM reads it, and `use_vllm` is not set"
+        report.drop_all(("vllm_mode", "vllm_device", *SERVER_KEYS), reason)
     report.take(VLLM)
     if not report.is_on("use_vllm"):
         report.add_missing(_BACKEND, "transformers", "`use_vllm` is not set")

@@ -78,7 +78,7 @@ def test_a_key_of_trls_goes_to_its_place(line, target, value):
         ("deepspeed: configs/mine.json", "deepspeed", "launch.strategy"),
         ("fsdp: []\nfsdp_config: {xla: false}", "fsdp_config", "`fsdp` is empty"),
         ("bnb_4bit_quant_type: fp4", "bnb_4bit_quant_type", "NF4"),
-        ("reward_weights: [1, 2]", "reward_weights", "each of the 1 entries"),
+        ("reward_weights: [1, 2]", "reward_weights", "each entry"),
         ("test_split_size: 0.1", "test_split_size", "only `datasets`"),
         ("mixed_precision: bf16", "mixed_precision", "accelerate"),
         ("save_steps: null", "save_steps", "default"),

@@ -75,8 +75,8 @@ def test_flags_that_no_setting_reads_are_named(tmp_path, monkeypatch):
     text = "python train.py --gamma 1.0 --entity me --learning-rate 0.5\n"
     report = translate(text, Path("run.sh"))
     assert find(report.recipe, "training.learning_rate") == 1.0
-    assert reasons(report)["--gamma 1.0"].startswith("`r` reads it")
-    assert reasons(report)["--entity me"].startswith("the script itself reads it")
+    assert reasons(report)["--gamma 1.0"].startswith("the script reads it")
+    assert reasons(report)["--entity me"].startswith("the script reads it")
     assert not any("learning" in key for key in reasons(report))
 
 
@@ -99,13 +99,10 @@ def test_arguments_of_the_chat_template_are_settings():
     assert "generation.chat_template_kwargs.effort" in report.to_do
 
 
-def test_settings_of_generation_config_are_those_of_the_recipe():
-    change = "\nt.generation_config.temperature = 0.7\n"
-    report = translate(f"t = {PLAIN}{change}", Path("train.py"))
-    assert find(report.recipe, "generation.temperature") == 0.7
-    on = PLAIN.replace("GRPOConfig()", "GRPOConfig(use_vllm=True)")
-    report = translate(f"t = {on}{change}", Path("train.py"))
-    assert "generation.temperature" in report.to_do
+def test_settings_of_generation_config_are_named():
+    report = translate(f"t = {PLAIN}\nt.generation_config.temperature = 0.7\n", Path("train.py"))
+    note = reasons(report)["t.generation_config.temperature = 0.7"]
+    assert note == "set it in `generation`"
 
 
 def test_swift_reads_a_file_its_environment_and_held_out_rows(tmp_path, monkeypatch):
@@ -137,7 +134,9 @@ def test_statements_about_what_is_not_taken_are_true():
         "k = AutoTokenizer.from_pretrained('org/reward')\n"
         "w = AutoModelForSequenceClassification.from_pretrained('org/reward')\nw.eval()"
     )
-    assert {*reasons(convert(text)).values()} == {"it does not reach GRPOTrainer"}
+    assert {*reasons(convert(text)).values()} == {
+        "not known to reach the GRPOTrainer that is converted"
+    }
     text = "b = 0.1\nif x == 1:\n    b = 0.2\nelif x == 2:\n    b = 0.3"
     to_do = convert(text, PLAIN.replace("fig()", "fig(beta=b)")).to_do
     assert "0.3 if `not (x == 1) and x == 2`" in to_do["training.beta"]

@@ -51,7 +51,7 @@ def test_changes_of_a_known_mapping_are_followed(lines, expected):
     ("lines", "code"),
     [
         ("b = 1\nwhile b < 9:\n    b = b * 2\nD = {'beta': b}", "train.py:6 has `b * 2`"),
-        ("b = 1\nfor i in range(3):\n    c = b + 1\n    b = c\nD = {'beta': b}", "has `b + 1`"),
+        ("b = 1\nfor i in range(n):\n    c = b + 1\n    b = c\nD = {'beta': b}", "has `b + 1`"),
     ],
 )
 def test_a_value_that_a_loop_computes_from_itself_is_not_known(lines, code):
@@ -64,7 +64,7 @@ def test_a_value_that_a_loop_computes_from_itself_is_not_known(lines, code):
 def test_a_value_that_a_loop_sets_anew_is_one_of_two():
     report = convert("b = 1\nfor i in rows():\n    b = 2\nD = {'beta': b}")
     assert "2 in the loop of line 5, or 1" in report.to_do["training.beta"]
-    report = convert("D = {'beta': 1}\nfor _ in range(3): D['beta'] *= 2")
+    report = convert("D = {'beta': 1}\nfor _ in range(n): D['beta'] *= 2")
     assert "D['beta'] *= 2 in the loop of line 5, or 1" in report.to_do["training.beta"]
 
 
