@@ -33,7 +33,9 @@ EXPECTED = {
     "hacked length": {"length_explosion", "truncation"},
     "hacked reward": {"rewards_apart", "length_explosion", "truncation"},
 }
-"""Of these rules one has to be reported, as a warning or an error; of a healthy run none."""
+"""Of these rules one has to be reported, as a warning or an error; of a healthy run nothing but `FINE`."""
+FINE = {"all_solved"}
+"""Says that a run has nothing left to learn, which is no fault of it."""
 
 
 def make_runs(folder: Path, only: set[int] | None, seed: int) -> None:
@@ -112,7 +114,7 @@ def score_runs(folder: Path) -> None:
         symptoms = diagnose(find_state(folder / name).parent)
         rules = [each["rule"] for each in symptoms if each["level"] != "note"]
         expected = EXPECTED[told["label"]]
-        is_right = bool(expected & set(rules)) if expected else not rules
+        is_right = bool(expected & set(rules)) if expected else set(rules) <= FINE
         counts[told["label"]].append(is_right)
         print(f"{'right' if is_right else 'WRONG'}  {name:24} {', '.join(rules) or '-'}")
     for label, rights in counts.items():

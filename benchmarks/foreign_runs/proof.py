@@ -94,7 +94,7 @@ def _exploding_kl(records: Records, facts: dict[str, Any]) -> tuple[bool, str]:
 def _collapse(records: Records, facts: dict[str, Any]) -> tuple[bool, str]:
     entropy, reward = measure_change(records, "entropy"), measure_change(records, "reward")
     before, after = facts["before"]["commonest"], facts["after"]["commonest"]
-    one = after >= 0.7 and before < 0.4 and entropy.last < 0.2
+    one = after >= 0.5 and before < 0.4 and entropy.last < 0.2
     proof = (
         f"commonest answer {before:.2f} -> {after:.2f} of 160; entropy {entropy}; reward {reward}"
     )
