@@ -112,7 +112,8 @@ def train(
     supervise(prepared, reporter, probe=probe)
     run = Run(prepared.folder)
     if run.status.state == "failed":
-        raise RunError(str(run.status.reason), details=[f"The worker's log: {run.folder.log}"])
+        error = run.status.error
+        raise RunError(error.seen, error.fix, details=[f"The worker's log: {run.folder.log}"])
     return run
 
 

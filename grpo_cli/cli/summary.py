@@ -185,7 +185,7 @@ def _print_failure(run: "RunReport") -> None:
     if status.traceback:
         console.print(status.traceback.rstrip(), style="dim")
     style = "bold red" if status.state == "failed" else "yellow"
-    print_words(console, status.reason or "no reason was recorded", style)
+    print_words(console, str(status.error), style)
     if status.state == "failed":
         console.print(f"The worker's log: {folder.log}")
     if run.can_resume:

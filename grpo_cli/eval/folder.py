@@ -28,7 +28,9 @@ class _Request(TypedDict):
 
 
 class _Failure(TypedDict):
-    message: str
+    seen: str
+    fix: str
+    details: list[str]
     exit_code: int
 
 
@@ -172,7 +174,8 @@ class EvalFolder:
 
     def write_failure(self, error: GrpoError) -> None:
         """Leave a process's error to the command that waits for it."""
-        write_json(self.failure, {"message": str(error), "exit_code": int(error.exit_code)})
+        failure = {"seen": error.seen, "fix": error.fix, "details": list(error.details)}
+        write_json(self.failure, {**failure, "exit_code": int(error.exit_code)})
 
     def take_failure(self) -> GrpoError | None:
         """Return and remove the error that a process left; None if there is none."""
@@ -180,7 +183,8 @@ class EvalFolder:
             return None
         self.failure.unlink()
         kinds = {ExitCode.USAGE: UsageError, ExitCode.ENVIRONMENT: SetupError}
-        return kinds.get(left["exit_code"], RunError)(left["message"])
+        kind = kinds.get(left["exit_code"], RunError)
+        return kind(left["seen"], left["fix"], details=left["details"])
 
     def remove(self) -> None:
         """Remove the folder."""

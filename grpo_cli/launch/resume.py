@@ -190,6 +190,7 @@ def _resume(run: RunFolder, resume_plan: ResumePlan, trained_s: float) -> None:
         phase="starting",
         step=step,
         reason=None,
+        fix="",
         stopped_by=None,
         traceback=None,
         # Time between the attempts does not count.

@@ -121,7 +121,7 @@ class ServerWatch:
         output = self._running.enter_context(self._log.open("ab"))
         return self._running.enter_context(_start(self._plan, output))
 
-    def look(self) -> str | None:
+    def look(self) -> RunError | None:
         """Start the server again if it died; return why the training has to end, if it has to."""
         code = self._process.poll()
         if code is None and not self._is_unhealthy():
@@ -170,12 +170,12 @@ class ServerWatch:
             time.sleep(0.1)
         self._running.close()
 
-    def _explain(self, what: str) -> str:
+    def _explain(self, what: str) -> RunError:
         fix = f"see {self._log}; what it was started with is in launch/plan.json"
         if _NO_LORA in read_end(self._log, _LAST_BYTES):
             fix = "set `generation.vllm.enable_lora: false`: vLLM takes no adapters for this model"
         last_lines = "Its last lines:", read_end(self._log)
-        return str(RunError(f"the vLLM server {what}", fix, details=last_lines))
+        return RunError(f"the vLLM server {what}", fix, details=last_lines)
 
 
 @contextmanager

@@ -64,15 +64,14 @@ class QuickProbe:
     """Set once it has ended without errors."""
     refusal: RefusedError | None = None
 
-    def find_refusal(self) -> str | None:
-        """Return why the run must not train, if errors were found; release the workers once it has passed."""
+    def find_refusal(self) -> RefusedError | None:
+        """Return the errors that were found, if there are any; release the workers once it has passed."""
         if self.warnings is not None or self._process.poll() is None:
             return None
         self.refusal = self._read()
-        if self.refusal is not None:
-            return "the probe found errors"
-        self._prepared.folder.probing.unlink(missing_ok=True)
-        return None
+        if self.refusal is None:
+            self._prepared.folder.probing.unlink(missing_ok=True)
+        return self.refusal
 
     def _read(self) -> RefusedError | None:
         code = self._process.returncode
@@ -147,7 +146,7 @@ def supervise(
     on_tick: Callable[[], None],
     on_stopping: Callable[[], None],
     on_notice: Callable[[str], None],
-    cancelled: Callable[[], str | None] = lambda: None,
+    cancelled: Callable[[], GrpoError | None] = lambda: None,
 ) -> Outcome:
     """Run a plan to its end; no worker outlives this call.
 
@@ -157,13 +156,13 @@ def supervise(
     Args:
         on_tick: Called a few times a second, and once at the end.
         on_notice: Told what the user should know of the vLLM server.
-        cancelled: Called a few times a second; a reason it returns ends the run.
+        cancelled: Called a few times a second; an error it returns ends the run.
 
     Raises:
         RunError: The run folder was removed.
     """
     signals = _Signals()
-    reason = None
+    error: GrpoError | None = None
     beats = BeatWatch(folder)
     with (
         signals.installed(),
@@ -184,16 +183,16 @@ def supervise(
     ):
         try:
             for _ in _ticks(process, signals, folder, on_stopping):
-                reason = _find_stall(beats, plan, folder) or cancelled()
-                reason = reason or (server.look() if server else None)
-                if reason is not None:
+                error = _find_stall(beats, plan, folder) or cancelled()
+                error = error or (server.look() if server else None)
+                if error is not None:
                     break
                 on_tick()
                 time.sleep(TICK_S)
         finally:
             # However the loop ended, nothing stays behind and the status is final.
             _kill_all(process, folder)
-            status = _settle(plan, folder, process.returncode, signals, reason)
+            status = _settle(plan, folder, process.returncode, signals, error)
     on_tick()
     return Outcome(status, signals.last)
 
@@ -217,7 +216,7 @@ def _ticks(
         yield
 
 
-def _find_stall(beats: BeatWatch, plan: LaunchPlan, folder: RunFolder) -> str | None:
+def _find_stall(beats: BeatWatch, plan: LaunchPlan, folder: RunFolder) -> RunError | None:
     """Return why the run counts as stalled; its workers have then written their stack traces."""
     silent_s = beats.look()
     if plan.stall_timeout_s is None or silent_s <= plan.stall_timeout_s:
@@ -231,7 +230,7 @@ def _find_stall(beats: BeatWatch, plan: LaunchPlan, folder: RunFolder) -> str | 
         f"no progress for {format_duration(plan.stall_timeout_s)} while {phase}. The stacks of all workers are at "
         f"the end of {folder.log}"
     )
-    return str(RunError(seen, "what hangs there; `launch.stall_timeout_s` is how long to wait"))
+    return RunError(seen, "mend what hangs there, or wait longer with `launch.stall_timeout_s`")
 
 
 def _kill_all(process: "subprocess.Popen[bytes]", folder: RunFolder) -> None:
@@ -248,7 +247,7 @@ def _settle(
     folder: RunFolder,
     returncode: int,
     signals: _Signals,
-    reason: str | None,
+    error: GrpoError | None,
 ) -> Status:
     """Return the final status: what the workers wrote, or else what their end implies."""
     if not folder.path.is_dir():
@@ -258,11 +257,13 @@ def _settle(
     failure = _first_failure(folder)
     # In a run that was asked to stop, one process may interrupt the others' communication.
     if failure and status.state not in ("completed", "stopped"):
-        return file.update(state="failed", reason=failure["reason"], traceback=failure["traceback"])
+        why = {name: failure[name] for name in ("reason", "fix", "traceback")}
+        return file.update(state="failed", **why)
     if status.state in FINAL:
         return status
-    if reason:
-        return file.update(state="failed", reason=reason)
+    if error:
+        lines = "\n".join(error.details) or None
+        return file.update(state="failed", reason=error.seen, fix=error.fix, traceback=lines)
     if signals.count > 1:
         lost = f"ended at once after step {status.step}; steps since the last checkpoint are lost"
         return file.update(state="stopped", reason=lost)
@@ -293,7 +294,7 @@ def _first_failure(folder: RunFolder) -> dict[str, Any] | None:
             f"os._exit); process {first['rank']} then lost the connection: {reason}"
         )
         # The stack of the process that lost the connection is not the cause.
-        first["traceback"] = None
+        first |= {"fix": "", "traceback": None}
     return first
 
 

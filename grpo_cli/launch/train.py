@@ -65,14 +65,14 @@ def _restore_unless_trained(
         return
     restore(folder)
     if before != "completed":
-        changes = {"state": ended.state, "reason": ended.reason, "traceback": ended.traceback}
-        StatusFile(folder.status).update(**changes)
+        fields = {"state", "reason", "fix", "traceback"}
+        StatusFile(folder.status).update(**ended.model_dump(include=fields))
         return
     text = (
         f"{ended.reason}. The run is as it was, completed; the log of this attempt is {folder.log}"
     )
     if ended.state == "failed":
-        raise RunError(text)
+        raise RunError(text, ended.fix)
     reporter.say(text, "warning")
 
 

@@ -16,7 +16,7 @@ from grpo_cli.runs.selection import list_folders
 
 _UNKNOWN = dict.fromkeys(
     """step total_steps reward_first reward_last reward_within_noise scoring_failed held_out held_out_prompts
-    before after seconds started_at reason""".split()
+    before after seconds started_at reason fix""".split()
 )
 """Of a run in a list whose files cannot be read."""
 STATES: tuple[str, ...] = (*get_args(State), "interrupted", "damaged")
@@ -104,6 +104,7 @@ def _read_row(run: Run) -> dict[str, Any]:
         "seconds": max(until - status.started_at, 0.0),
         "started_at": status.started_at,
         "reason": status.reason,
+        "fix": status.fix,
     }
 
 

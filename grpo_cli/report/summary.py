@@ -338,6 +338,7 @@ class RunReport(Run):
             "run": str(self.folder.path),
             "state": status.state,
             "reason": status.reason,
+            "fix": status.fix,
             "steps": status.step,
             "total_steps": status.total_steps,
             "seconds": round(status.seconds, 1),

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
-from grpo_cli.errors import UsageError
+from grpo_cli.errors import RunError, UsageError
 from grpo_cli.runs.files import (
     SCHEMA_VERSION,
     damaged,
@@ -310,9 +310,12 @@ class Status(BaseModel):
     step: int = 0
     total_steps: int | None = None
     reason: str | None = None
+    fix: str = ""
+    """What mends the reason; empty if nothing in particular does. Earlier versions wrote it into the reason."""
     stopped_by: str | None = None
     """The rule of `training.stop_when` that stopped it, if one did."""
     traceback: str | None = None
+    """Lines to read with the reason: a traceback, or the end of a log."""
     started_at: float = Field(default_factory=time.time)
     """Seconds since the epoch."""
     updated_at: float = Field(default_factory=time.time)
@@ -330,10 +333,20 @@ class Status(BaseModel):
         return f"{share}{self.detail}"
 
     @property
+    def error(self) -> RunError:
+        """Why the run ended, with the fix."""
+        return RunError(self.reason or "no reason was recorded", self.fix)
+
+    @property
     def reason_line(self) -> str:
         """The first line of the reason; a traceback is too much for a sentence."""
         lines = map(str.split, (self.reason or "").splitlines())
         return next((" ".join(words) for words in lines if words), "")
+
+    @property
+    def headline(self) -> str:
+        """The first line of the reason, with the fix in the same line."""
+        return RunError(self.reason_line, " ".join(self.fix.split())).headline
 
     @property
     def seconds(self) -> float:

@@ -86,7 +86,11 @@ Resumption = _record(checkpoint=Required[str], step=Required[int], forced=bool, 
 """`launch/resume.json`."""
 
 Failure = _record(
-    time=Required[float], rank=Required[int], reason=Required[str], traceback=Required[str | None]
+    time=Required[float],
+    rank=Required[int],
+    reason=Required[str],
+    fix=Annotated[str, Field(default="")],
+    traceback=Required[str | None],
 )
 """`logs/attempt_N/failure_RANK.json`."""
 

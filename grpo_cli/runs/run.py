@@ -96,8 +96,7 @@ class Run:
     @property
     def failure(self) -> str | None:
         """Why the run failed, with the fix if one is known; None if it did not."""
-        status = self.status
-        return (status.reason or "no reason was recorded") if status.state == "failed" else None
+        return str(self.status.error) if self.status.state == "failed" else None
 
     def resume_command(self, path: Path | str | None = None) -> str:
         """Return the command that resumes the run at this path of it, although a rule may have stopped it."""

@@ -11,7 +11,7 @@ from functools import cached_property
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from grpo_cli.errors import ExitCode, RunError, SetupError
+from grpo_cli.errors import ExitCode, GrpoError, RunError, SetupError
 from grpo_cli.processes import stop_with_parent
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.runs.files import write_json, write_text
@@ -32,13 +32,18 @@ _ORPHAN_S = 600
 class Stopped(Exception):  # noqa: N818 - a request that was met, not an error
     """The run was asked to stop."""
 
+    rule: str | None = None
+    """The rule of `training.stop_when` that asked, if one did."""
+    fix = ""
+
 
 class StoppedByRule(Stopped):
     """A rule of `training.stop_when` ended the training loop."""
 
-    def __init__(self, rule: str, reason: str) -> None:
+    def __init__(self, rule: str, reason: str, fix: str) -> None:
         super().__init__(reason)
         self.rule = rule
+        self.fix = fix
 
 
 class StopRequest:
@@ -137,10 +142,10 @@ class Session:
         """Mark the run as completed (main process); `reason` says why it ended early."""
         self.show(state="completed", phase="done", step=step, reason=reason)
 
-    def end_hung(self, reason: str) -> None:
+    def end_hung(self, error: RunError) -> None:
         """End this process at once, from any thread: the call that hangs cannot be interrupted."""
         try:
-            write_failure(self.folder, self.processes.process_index, reason)
+            write_failure(self.folder, self.processes.process_index, error)
             faulthandler.dump_traceback(all_threads=True)
         finally:
             os._exit(ExitCode.FAILED)
@@ -190,11 +195,12 @@ def write_status(folder: RunFolder, rank: int, **changes: Any) -> None:
         StatusFile(folder.status).update(**changes)
 
 
-def write_failure(folder: RunFolder, rank: int, reason: str, stack: str | None = None) -> None:
+def write_failure(folder: RunFolder, rank: int, error: GrpoError, stack: str | None = None) -> None:
     """Write down why a worker fails; the status of the run shows the main process's reason."""
-    failure = {"time": time.time(), "rank": rank, "reason": reason, "traceback": stack}
-    write_json(folder.failure(rank), failure)
-    write_status(folder, rank, state="failed", reason=reason, traceback=stack)
+    lines = stack or "\n".join(error.details) or None
+    why = {"reason": error.seen, "fix": error.fix, "traceback": lines}
+    write_json(folder.failure(rank), {"time": time.time(), "rank": rank, **why})
+    write_status(folder, rank, state="failed", **why)
 
 
 def check_device(planned: str, actual: str) -> None:

@@ -60,6 +60,7 @@ class StopRules:
             raise StoppedByRule(
                 symptom.rule,
                 f"stopped by the rule {symptom.rule} after step {symptom.step}, which is saved: {symptom.seen}. "
-                f"{symptom.why} Fix: {symptom.fix}. Otherwise the rule stops it again; "
+                f"{symptom.why.rstrip('.')}",
+                f"{symptom.fix}. Otherwise the rule stops it again; "
                 "`--set training.stop_when=[]` turns it off",
             )

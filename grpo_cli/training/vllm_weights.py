@@ -35,10 +35,10 @@ class SyncWatch:
     """Ends the training if no part of sending weights has made progress for a minute.
 
     A broadcast over NCCL never returns if the network between two machines is broken, and cannot be interrupted:
-    `on_hang` gets the reason, and has to end the process.
+    `on_hang` gets the error, and has to end the process.
     """
 
-    def __init__(self, on_hang: Callable[[str], None] = print) -> None:
+    def __init__(self, on_hang: Callable[[RunError], None] = print) -> None:
         self._on_hang = on_hang
         self._step = ""
         self._limit_s = _SILENCE_S
@@ -77,10 +77,8 @@ class SyncWatch:
             self._silent_s += min(now - looked, _LONGEST_TICK_S)
             looked = now
             if self._silent_s > self._limit_s:
-                self._on_hang(
-                    f"sending weights to {target} hangs: no progress for {self._silent_s:.0f} s after "
-                    f"{self._step}. Fix: {fix}"
-                )
+                silence = f"no progress for {self._silent_s:.0f} s after {self._step}"
+                self._on_hang(RunError(f"sending weights to {target} hangs: {silence}", fix))
                 return
 
 

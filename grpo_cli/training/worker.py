@@ -18,7 +18,6 @@ from grpo_cli.runs.folder import RunFolder
 from grpo_cli.runs.trackers import set_defaults
 from grpo_cli.training.session import (
     Stopped,
-    StoppedByRule,
     StopRequest,
     write_failure,
     write_status,
@@ -57,8 +56,8 @@ def main(argv: list[str]) -> int:
     except Stopped as stopped:
         # One process of every machine: their supervisors read folders of their own.
         first = int(os.environ.get("LOCAL_RANK", rank))
-        rule = stopped.rule if isinstance(stopped, StoppedByRule) else None
-        write_status(folder, first, state="stopped", reason=str(stopped), stopped_by=rule)
+        why = {"reason": str(stopped), "fix": stopped.fix, "stopped_by": stopped.rule}
+        write_status(folder, first, state="stopped", **why)
         return ExitCode.INTERRUPTED
     except BaseException as error:
         # A reward may raise anything, even SystemExit; signals do not arrive this way.
@@ -88,9 +87,8 @@ def _record_failure(folder: RunFolder, rank: int, error: BaseException) -> None:
     # The message of an error of ours is enough.
     stack = None if known else "".join(traceback.format_exception(error))
     traceback.print_exc()
-    write_failure(
-        folder, rank, str(known or f"{type(error).__name__}: {str(error).strip()}"), stack
-    )
+    unknown = RunError(f"{type(error).__name__}: {str(error).strip()}")
+    write_failure(folder, rank, known or unknown, stack)
 
 
 def _explain(error: BaseException, recipe: Recipe | None) -> GrpoError | None:
@@ -105,9 +103,9 @@ def _explain(error: BaseException, recipe: Recipe | None) -> GrpoError | None:
     )
     if recipe is None or not out_of_memory:
         return error if isinstance(error, GrpoError) else None
-    savings = [f"  {number}. {each}" for number, each in enumerate(_list_savings(recipe), 1)]
+    savings = [f"\n  {number}. {each}" for number, each in enumerate(_list_savings(recipe), 1)]
     seen = text if isinstance(error, GrpoError) else seen
-    return RunError(f"{seen}\nMemory ran out", "change, in this order,", details=savings)
+    return RunError(f"{seen}\nMemory ran out", f"change, in this order,{''.join(savings)}")
 
 
 def _list_savings(recipe: Recipe) -> list[str]:

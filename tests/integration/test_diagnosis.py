@@ -76,8 +76,8 @@ def test_a_rule_stops_a_run_which_is_saved_and_says_why(workshop):
     assert status["reason"].startswith(
         "stopped by the rule no_signal after step 10, which is saved"
     )
-    assert "Fix: `grpo rewards test " in status["reason"]
-    assert status["reason"] in done.stderr
+    assert status["fix"].startswith("`grpo rewards test ")
+    assert f"{status['reason']}. Fix: {status['fix']}" in done.stderr
     assert (workshop.run / "checkpoints" / "checkpoint-10" / "trainer_state.json").is_file()
     assert not (workshop.run / "model").exists()
     # Its window must fill with records of the new attempt before it stops again.

@@ -51,6 +51,7 @@ def test_a_run_that_hangs_is_ended_and_every_stack_is_written_down(workshop):
     status = workshop.status()
     assert status["state"] == "failed"
     assert status["reason"].startswith("no progress for 5s while training")
+    assert "`launch.stall_timeout_s`" in status["fix"]
     log = (workshop.run / "logs" / "attempt_1" / "worker.log").read_text()
     assert 'mine.py", line' in log
     assert (workshop.run / "checkpoints" / "checkpoint-1" / "trainer_state.json").is_file()
@@ -95,14 +96,15 @@ def test_a_loss_that_is_no_number_ends_the_run_with_its_batch(workshop):
 def test_weights_that_are_ruined_are_told_from_the_sampling(workshop):
     done = workshop.grpo("train", workshop.write(RUINOUS), *sets(max_steps=4))
     assert done.returncode == 1
-    assert "a lower training.learning_rate" in workshop.status()["reason"]
+    assert "a lower training.learning_rate" in workshop.status()["fix"]
 
 
 def test_memory_that_runs_out_comes_with_what_to_change(workshop):
     recipe = write(workshop, 'raise RuntimeError("DefaultCPUAllocator: can\'t allocate memory")')
     assert workshop.grpo("train", recipe).returncode == 1
-    reason = workshop.status()["reason"]
-    assert "Memory ran out. Fix: change, in this order,\n  1. training.per_device_train" in reason
+    status = workshop.status()
+    assert status["reason"].endswith("Memory ran out")
+    assert status["fix"].startswith("change, in this order,\n  1. training.per_device_train")
 
 
 @contextmanager

@@ -109,8 +109,8 @@ def test_a_managed_server_that_cannot_start_ends_the_run_with_its_output(tmp_pat
     status = workshop.status()
     assert status["state"] == "failed"
     assert "before it answered" in status["reason"]
-    assert "nonsense" in status["reason"]
-    assert "server.log" in status["reason"]
+    assert "nonsense" in status["traceback"]
+    assert "server.log" in status["fix"]
     assert descendants() == []
 
 

@@ -32,13 +32,14 @@ END_HUNG = """\
 import sys, threading, time
 from pathlib import Path
 from types import SimpleNamespace
+from grpo_cli.errors import RunError
 from grpo_cli.runs.folder import RunFolder
 from grpo_cli.training.session import Session
 
 folder = RunFolder(Path(sys.argv[1]))
 folder.attempt(folder.attempts).mkdir(parents=True)
 session = Session(folder, None, None, SimpleNamespace(process_index=0), True, None)
-threading.Thread(target=session.end_hung, args=["it hangs. Fix: this"], daemon=True).start()
+threading.Thread(target=session.end_hung, args=[RunError("it hangs", "this")], daemon=True).start()
 time.sleep(20)
 """
 
@@ -71,8 +72,8 @@ def test_a_server_that_never_answers_ends_the_training_with_a_reason(
     seen = []
     with socket.create_server(("127.0.0.1", 0)) as silent:
 
-        def end(reason):
-            seen.append(reason)
+        def end(error):
+            seen.append(str(error))
             # In place of the process's end.
             silent.close()
 
@@ -158,7 +159,7 @@ def test_an_asynchronous_run_watches_requests_but_not_barriers(
     seen = []
     trainer = make_async_trainer(SyncWatch(seen.append), is_main=is_main, **seconds)
     trainer._sync_weight_merged(time.time())
-    assert [reason.partition(" s after ")[2].partition(". Fix")[0] for reason in seen] == reasons
+    assert [error.seen.partition(" s after ")[2] for error in seen] == reasons
 
 
 def test_a_slow_disk_and_slow_finalizing_get_time_for_the_bytes(tmp_path, monkeypatch):
@@ -183,7 +184,8 @@ def test_a_hung_process_ends_and_the_run_has_the_reason(tmp_path):
     assert done.returncode == 1
     assert b"most recent call first" in done.stderr
     status = json.loads((tmp_path / "status.json").read_text())
-    assert (status["state"], status["reason"]) == ("failed", "it hangs. Fix: this")
+    why = status["state"], status["reason"], status["fix"]
+    assert why == ("failed", "it hangs", "this")
 
 
 class CannotRead(BaseHTTPRequestHandler):

@@ -51,11 +51,11 @@ class Stage:
         return watched(self.plan, self.log, self.told.append, lambda: False)
 
     def look_until(self, watch, met, limit_s=30):
-        """Looks as a supervisor does, until something holds; gives the reason to end, if one comes."""
+        """Looks as a supervisor does, until something holds; gives the error to end with, if one comes."""
         deadline = time.monotonic() + limit_s
         while time.monotonic() < deadline:
-            if (reason := watch.look()) is not None:
-                return reason
+            if (error := watch.look()) is not None:
+                return error
             if met():
                 return None
             time.sleep(0.05)
@@ -114,10 +114,10 @@ def test_one_that_dies_is_started_again_up_to_a_limit(stage):
         assert stage.look_until(watch, lambda: stage.is_up() and stage.pid() != first) is None
         assert "starting it again (1 of 1 times)" in stage.told[0]
         os.kill(stage.pid(), signal.SIGKILL)
-        reason = stage.look_until(watch, lambda: False)
-    assert "had been started again 1 times" in reason
-    assert "hello from" in reason
-    assert str(stage.log) in reason
+        error = str(stage.look_until(watch, lambda: False))
+    assert "had been started again 1 times" in error
+    assert "hello from" in error
+    assert str(stage.log) in error
 
 
 def test_one_that_no_longer_answers_counts_as_dead(stage):
@@ -144,7 +144,7 @@ def test_one_that_no_longer_answers_counts_as_dead(stage):
 def test_one_that_never_answers_ends_the_run_with_its_last_words(stage, last_words, fix):
     (stage.folder / "broken").write_text(last_words)
     with stage.watched() as watch:
-        reason = stage.look_until(watch, lambda: False)
-    assert "before it answered" in reason
-    assert "no trace of it here" in reason
-    assert fix in reason
+        error = str(stage.look_until(watch, lambda: False))
+    assert "before it answered" in error
+    assert "no trace of it here" in error
+    assert fix in error

@@ -71,6 +71,17 @@ def test_a_manifest_names_the_checkout_and_whether_it_was_changed(tmp_path):
     assert describe_origin(["grpo"], recipe, seed=7)["git"] == {**clean, "dirty": True}
 
 
+def test_a_failure_has_its_fix_apart_or_in_the_reason_as_earlier_versions_wrote_it(tmp_path):
+    file = StatusFile(tmp_path / "status.json")
+    status = file.update(state="failed", reason="it hangs\nFor long", fix="wait,\n  or do not")
+    assert str(file.read().error) == "it hangs\nFor long. Fix: wait,\n  or do not"
+    assert status.headline == "it hangs. Fix: wait, or do not"
+    earlier = {**json.loads(file.path.read_text()), "reason": "it hangs. Fix: wait"}
+    del earlier["fix"]
+    file.path.write_text(json.dumps(earlier))
+    assert str(file.read().error) == file.read().headline == "it hangs. Fix: wait"
+
+
 def test_files_of_the_workers_are_found_again_by_rank(tmp_path):
     folder = RunFolder(tmp_path)
     assert folder.worker_pids() == folder.failures() == {}
