@@ -58,7 +58,9 @@ class GrpoError(Exception):
 
     def about(self, subject: str) -> Self:
         """Return the same error, with what it is about before what was seen."""
-        return type(self)(f"{subject}: {self.seen}", self.fix, self.path, self.details)
+        error = type(self).__new__(type(self), *self.args)
+        vars(error).update(vars(self), seen=f"{subject}: {self.seen}")
+        return error
 
     def as_issue(self, path: str = "", **more: Any) -> Issue:
         """Return the error as an issue at a path; `more` are its level, subject and why."""

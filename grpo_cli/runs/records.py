@@ -4,6 +4,7 @@
 # mypy: disable-error-code="valid-type"
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Annotated, Any, Literal, Required
 
 from pydantic import AfterValidator, ConfigDict, Field, with_config
@@ -30,12 +31,10 @@ def _record(extra: Literal["allow", "ignore"] = "allow", /, **fields: Any) -> An
 def _record_reader(kind: Any) -> Callable[[Any], dict[str, Any] | None]:
     """Return a function that checks a parsed line of a file of records; it returns None for what is damaged."""
 
-    def read(record: Any) -> dict[str, Any] | None:
-        try:
-            checked: dict[str, Any] = type_adapter(kind).validate_python(record)
-        except ValueError:
-            return None
-        return checked
+    def read(record: Any) -> Any:
+        with suppress(ValueError):
+            return type_adapter(kind).validate_python(record)
+        return None
 
     return read
 

@@ -198,7 +198,7 @@ def _read_state(folder: RunFolder, task: str | None) -> tuple[str, str | None]:
     `task` is the state of its task in the queue; empty if it is not there, None if Slurm does not tell.
     """
     status = (read_status(folder) if folder.resolved.is_file() else None) or Status()
-    reason = status.headline or None
+    reason = status.reason_line or None
     if status.state == "completed" or status.stopped_by:
         return status.state, reason
     step = f"step {status.progress}" if status.total_steps else None

@@ -356,9 +356,9 @@ def _read_end(active: _Active) -> tuple[str, str | None]:
     if status.state == "completed":
         return "completed", None
     if status.stopped_by:
-        return "stopped", status.headline
+        return "stopped", status.reason_line
     if status.state in ("stopped", "failed"):
-        return status.state, status.headline or _last_words(active)
+        return status.state, status.reason_line or _last_words(active)
     return "interrupted", f"its command ended with exit code {code}"
 
 

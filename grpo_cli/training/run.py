@@ -129,7 +129,7 @@ def _train(session: Session, inputs: Inputs) -> None:
         write_answers(session, trainer.model, tokenizer, inputs.data.eval or inputs.data.train)
     session.report("saving the model")
     save_model(session, trainer, folder.model)
-    session.finish(step=trainer.state.global_step, reason=reason)
+    session.show(state="completed", phase="done", step=trainer.state.global_step, reason=reason)
 
 
 def _add_callbacks(session: Session, trainer: "AnyTrainer") -> RunCallback:

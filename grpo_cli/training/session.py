@@ -30,20 +30,11 @@ _ORPHAN_S = 600
 
 
 class Stopped(Exception):  # noqa: N818 - a request that was met, not an error
-    """The run was asked to stop."""
+    """The run was asked to stop, by a person or by a rule of `training.stop_when`."""
 
-    rule: str | None = None
-    """The rule of `training.stop_when` that asked, if one did."""
-    fix = ""
-
-
-class StoppedByRule(Stopped):
-    """A rule of `training.stop_when` ended the training loop."""
-
-    def __init__(self, rule: str, reason: str, fix: str) -> None:
+    def __init__(self, reason: str = "", fix: str = "", rule: str | None = None) -> None:
         super().__init__(reason)
-        self.rule = rule
-        self.fix = fix
+        self.fix, self.rule = fix, rule
 
 
 class StopRequest:
@@ -137,10 +128,6 @@ class Session:
         self.show(phase=phase, **changes)
         if self.stop.seen_here():
             raise Stopped(f"stopped while {phase}; no step was cut short")
-
-    def finish(self, step: int, reason: str | None) -> None:
-        """Mark the run as completed (main process); `reason` says why it ended early."""
-        self.show(state="completed", phase="done", step=step, reason=reason)
 
     def end_hung(self, error: RunError) -> None:
         """End this process at once, from any thread: the call that hangs cannot be interrupted."""

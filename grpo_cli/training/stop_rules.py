@@ -9,7 +9,7 @@ from grpo_cli.analysis.diagnosis.history import History, read_history
 from grpo_cli.analysis.diagnosis.rule import Symptom
 from grpo_cli.errors import RunError
 from grpo_cli.runs.run import Run
-from grpo_cli.training.session import Session, StoppedByRule
+from grpo_cli.training.session import Session, Stopped
 
 _FATAL = "nan_loss"
 """The rule after which nothing is worth a checkpoint."""
@@ -55,12 +55,12 @@ class StopRules:
         return next((each for each in symptoms if each.window <= self._records), None)
 
     def raise_if_stopped(self) -> None:
-        """Raise `StoppedByRule` if a rule ended the loop."""
+        """Raise `Stopped` if a rule ended the loop."""
         if (symptom := self._symptom) is not None:
-            raise StoppedByRule(
-                symptom.rule,
+            raise Stopped(
                 f"stopped by the rule {symptom.rule} after step {symptom.step}, which is saved: {symptom.seen}. "
                 f"{symptom.why.rstrip('.')}",
                 f"{symptom.fix}. Otherwise the rule stops it again; "
                 "`--set training.stop_when=[]` turns it off",
+                symptom.rule,
             )

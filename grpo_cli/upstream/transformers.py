@@ -142,6 +142,7 @@ _FIXES: Fixes = (
     ("backend tokenizer", _TOKENIZER_FIX, "path"),
     ("to read a `tiktoken` file", _TOKENIZER_FIX, "path"),
     ("custom code", "read the code that ships with it, then set `trust_remote_code: true`", _TRUST),
+    ("does not recognize this architecture", "{upgrade}", "path"),
 )
 
 
@@ -172,11 +173,9 @@ def explain_loading(
     except (*refusals, SafetensorError, StrictDataclassError) as error:
         text = " ".join(str(error).split())
         offline = [(words, offline_fix, "path") for words in _UNREACHABLE]
-        upgrade = pip("install --upgrade transformers")
-        newer = ("does not recognize this architecture", upgrade, "path")
         by_words = (
             (fix, key)
-            for words, fix, key in (*offline, *_FIXES, newer, *more_fixes)
+            for words, fix, key in (*offline, *_FIXES, *more_fixes)
             if words.lower() in text.lower()
         )
         by_type = ((fix, "path") for kind, fix in fixes if isinstance(error, kind))
@@ -187,7 +186,8 @@ def explain_loading(
             raise
         if isinstance(error, StrictDataclassError):
             text = str(error.__cause__ or error)
-        sentence, fix = text.split(". ")[0].rstrip("."), found[0].format(path=path, section=section)
+        upgrade, sentence = pip("install --upgrade transformers"), text.split(". ")[0].rstrip(".")
+        fix = found[0].format(path=path, section=section, upgrade=upgrade)
         raise SetupError(f"{path} cannot be loaded: {sentence}", fix, section + found[1]) from error
 
 

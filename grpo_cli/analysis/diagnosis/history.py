@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from itertools import accumulate
@@ -278,6 +279,15 @@ class History:
             return now >= near_best(self.recipe)
         alike = spread is not None and change is not None and spread <= _ALIKE * change.difference
         return alike and self.has_risen()
+
+
+def judges(entry: RewardConfig) -> bool:
+    """Return whether a reward is of a kind that tells right answers from wrong ones."""
+    with suppress(RewardError):
+        params = find_kind(entry.kind)
+        return params is not None and params.meta.right_answer is not None
+    # The run was trained elsewhere, with a package that is not here.
+    return False
 
 
 def score_bounds(entry: RewardConfig) -> tuple[float, float]:

@@ -17,9 +17,10 @@ from grpo_cli.analysis.diagnosis.history import (
     History,
     change_between,
     describe_collapse,
+    judges,
     slope_in_errors,
 )
-from grpo_cli.analysis.diagnosis.rewards import JUDGES, MAY_JUDGE, less_weight
+from grpo_cli.analysis.diagnosis.rewards import MAY_JUDGE, less_weight
 from grpo_cli.analysis.diagnosis.rule import Rule, faster, on_run, slower, try_rewards
 from grpo_cli.analysis.estimates import FEWEST_CLUSTERS
 from grpo_cli.analysis.metrics import Metric, compare
@@ -246,10 +247,10 @@ def _find_loss(history: History, since: str, before: Answers, after: Answers) ->
     for place, name, entry in history.rewards():
         metric = f"rewards/{name}"
         # A weight of 0 only watches, and of a negative one less is better.
-        counts = entry.weight > 0 or (entry.weight == 0 and entry.kind in JUDGES)
+        counts = entry.weight > 0 or (entry.weight == 0 and judges(entry))
         if counts and (fall := _describe_fall(name, metric, before, after, changes)):
             falls.append(fall)
-            serious |= entry.kind in JUDGES | MAY_JUDGE
+            serious |= judges(entry) or entry.kind in MAY_JUDGE
         gain = entry.weight * (after.mean(metric) - before.mean(metric))
         gains.append((gain, place, name, entry))
     if len(gains) > 1 and (fall := _describe_fall("reward", "reward", before, after, changes)):

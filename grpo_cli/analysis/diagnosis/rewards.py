@@ -3,16 +3,20 @@
 from itertools import permutations
 from math import isinf
 
-from grpo_cli.analysis.diagnosis.history import Change, History, change_between, score_bounds
+from grpo_cli.analysis.diagnosis.history import (
+    Change,
+    History,
+    change_between,
+    judges,
+    score_bounds,
+)
 from grpo_cli.analysis.diagnosis.rule import Rule, try_rewards
 from grpo_cli.issues import Issue
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.recipe.rewards import RewardConfig
 
-JUDGES = frozenset({"math", "exact", "choice", "contains", "code", "reasoning_gym"})
-"""Kinds that tell right answers from wrong ones."""
 MAY_JUDGE = frozenset({"python", "model", "judge"})
-"""Kinds that may."""
+"""Kinds that may tell right answers from wrong ones."""
 _MOST_SHARE, _SCALE, _UNIT = 0.9, 10.0, 1.5
 """Of the spread of the total; how many times another's scores; how large scores from 0 to 1 get."""
 _LEAST_FALL, _LEAST_RISE = 0.2, 0.1
@@ -54,9 +58,9 @@ def _scored_data(recipe: Recipe) -> str | None:
 def rewards_apart(history: History) -> Issue | None:
     """The model is rewarded for form and stops being right: the reward is being gamed."""
     rewards = [each for each in history.rewards() if each[2].weight > 0]
-    judging = JUDGES & {entry.kind for _, _, entry in rewards} or MAY_JUDGE
+    judging = {entry.kind for _, _, entry in rewards if judges(entry)} or MAY_JUDGE
     for (_, answer, entry), (place, other, other_entry) in permutations(rewards, 2):
-        if entry.kind not in judging or other_entry.kind in JUDGES:
+        if entry.kind not in judging or judges(other_entry):
             continue
         if changes := _compare_since_peak(history, answer, other):
             fall, rise = changes

@@ -6,11 +6,11 @@ from grpo_cli.analysis.diagnosis.history import (
     LIKELY,
     NOW,
     History,
+    judges,
     lasting_share,
     near_best,
     rewards_of,
 )
-from grpo_cli.analysis.diagnosis.rewards import JUDGES
 from grpo_cli.analysis.diagnosis.rule import (
     AXOLOTL,
     PROBE,
@@ -170,7 +170,7 @@ def truncation(history: History) -> Issue | None:
     masked = recipe.setting("mask_truncated_completions")
     left_out = "; they take no part in the loss (mask_truncated_completions)" if masked else ""
     # A reward that judges no answers may well score a completion without its end.
-    judged = bool(JUDGES & {entry.kind for entry in recipe.rewards})
+    judged = any(map(judges, recipe.rewards))
     at = "the limit" if _LIMIT in history.advice.unknown else f"{limit} tokens"
     severe = judged and share > _MOST_CLIPPED
     error = f"; above {_MOST_CLIPPED:.0%} an error" if severe else ""

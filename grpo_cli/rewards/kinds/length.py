@@ -3,7 +3,9 @@
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from functools import reduce
+from operator import or_
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
     Discriminator,
@@ -68,19 +70,16 @@ def _kind_of(value: Any) -> str | None:
     return kind if isinstance(kind, str) else None
 
 
-AnswerKind = Annotated[
-    Annotated[MathParams, _Nested("math"), Tag("math")]
-    | Annotated[ExactParams, _Nested("exact"), Tag("exact")]
-    | Annotated[ChoiceParams, _Nested("choice"), Tag("choice")]
-    | Annotated[ContainsParams, _Nested("contains"), Tag("contains")]
-    | Annotated[ReasoningGymParams, _Nested("reasoning_gym"), Tag("reasoning_gym")],
-    Discriminator(
-        _kind_of,
-        custom_error_type="grpo_answer_kind",
-        custom_error_message="should be an answer reward with a `kind` of math, exact, choice, contains, "
-        "reasoning_gym",
-    ),
-]
+ANSWER_KINDS = (MathParams, ExactParams, ChoiceParams, ContainsParams, ReasoningGymParams)
+"""Kinds with a right answer that score one completion at a time."""
+_NAMES = ", ".join(each.kind for each in ANSWER_KINDS)
+_MESSAGE = f"should be an answer reward with a `kind` of {_NAMES}"
+if TYPE_CHECKING:
+    AnswerKind = RewardParams
+else:
+    _TAGGED = (Annotated[each, _Nested(each.kind), Tag(each.kind)] for each in ANSWER_KINDS)
+    _BY_KIND = Discriminator(_kind_of, "grpo_answer_kind", _MESSAGE)
+    AnswerKind = Annotated[reduce(or_, _TAGGED), _BY_KIND]
 """A nested reward that knows right answers: `{kind: math, answer: answer}`."""
 
 

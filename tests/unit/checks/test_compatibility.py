@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, get_scheduler
 from transformers.optimization import TYPE_TO_SCHEDULER_FUNCTION
 from trl import GRPOConfig, GRPOTrainer
 
-from grpo_cli.checks.compatibility import PARTNERS, SCHEDULERS, check_partners
+from grpo_cli.checks.compatibility import PARTNERS, SCHEDULERS, check_compatibility
 from grpo_cli.checks.recipe import check_recipe
 from grpo_cli.machine import Hardware
 from grpo_cli.recipe.grpo_fields import default_of, home_of, key_in_home, read_grpo_fields
@@ -76,7 +76,7 @@ def find(folder, settings, more=(), processes=1):
     flags = [f"{key_in_home(name)}={value}" for name, value in settings.items()]
     recipe = load_recipe(write_recipe(folder), [*flags, *more])
     context = make_context(recipe, num_processes=processes, plan=plan_of(100))
-    return {each.path: each for each in check_partners(context)}
+    return {each.path: each for each in check_compatibility(context)}
 
 
 @pytest.mark.parametrize("name", sorted(GUARDED.keys() - SCORED))

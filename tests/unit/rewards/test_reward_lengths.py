@@ -7,14 +7,16 @@ from pydantic import ValidationError
 from grpo_cli.errors import RewardError
 from grpo_cli.recipe.rewards import RewardConfig
 from grpo_cli.rewards.building import build_rewards
-from grpo_cli.rewards.contract import Batch, RewardContext
+from grpo_cli.rewards.contract import Batch, RewardContext, RewardParams
 from grpo_cli.rewards.kinds.length import (
+    ANSWER_KINDS,
     CosineLengthParams,
     RepetitionParams,
     SoftOverlongParams,
     cosine,
     repeated_share,
 )
+from grpo_cli.rewards.registry import BUILT_IN, find_kind
 
 CONTEXT = RewardContext(max_completion_length=100)
 MATH = {"kind": "math", "answer": "answer"}
@@ -155,3 +157,9 @@ def test_repetition_parameters_are_checked():
 @given(st.lists(st.integers(0, 3)), st.integers(1, 5))
 def test_a_share_is_a_share(units, size):
     assert 0 <= repeated_share(units, size) < 1
+
+
+def test_kinds_that_judge_one_completion_can_be_nested():
+    kinds = [find_kind(name) for name in BUILT_IN]
+    judging = {each for each in kinds if each.meta.right_answer is not None}
+    assert set(ANSWER_KINDS) == {each for each in judging if each.score is not RewardParams.score}

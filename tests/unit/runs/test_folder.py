@@ -75,11 +75,11 @@ def test_a_failure_has_its_fix_apart_or_in_the_reason_as_earlier_versions_wrote_
     file = StatusFile(tmp_path / "status.json")
     status = file.update(state="failed", reason="it hangs\nFor long", fix="wait,\n  or do not")
     assert str(file.read().error) == "it hangs\nFor long. Fix: wait,\n  or do not"
-    assert status.headline == "it hangs. Fix: wait, or do not"
+    assert status.reason_line == "it hangs. Fix: wait, or do not"
     earlier = {**json.loads(file.path.read_text()), "reason": "it hangs. Fix: wait"}
     del earlier["fix"]
     file.path.write_text(json.dumps(earlier))
-    assert str(file.read().error) == file.read().headline == "it hangs. Fix: wait"
+    assert str(file.read().error) == file.read().reason_line == "it hangs. Fix: wait"
 
 
 def test_files_of_the_workers_are_found_again_by_rank(tmp_path):
