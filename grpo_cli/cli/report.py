@@ -21,7 +21,9 @@ def report(
     runs: RunsRoot = RUNS,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="The file; by default report.html in the run."),
+        typer.Option(
+            "--output", "--out", "-o", help="The file; by default report.html in the run, or here."
+        ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
     show: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
@@ -32,11 +34,12 @@ def report(
     Verdict, charts, held-out answers before and after, every completion, recipe and batch. The page needs no
     network and no other file, and can be written while the run trains.
     """
+    from grpo_cli.logs.run import open_run
     from grpo_cli.report.page import write_report
-    from grpo_cli.runs.selection import LATEST, find_run
+    from grpo_cli.runs.selection import LATEST
 
-    paths = [find_run(runs, each).path for each in run or [LATEST]]
-    page = write_report(paths, output, force=force)
+    opened = [open_run(runs, each) for each in dict.fromkeys(run or [LATEST])]
+    page = write_report(opened, output, force=force)
     size = page.stat().st_size
     if json:
         print_json({"page": str(page), "bytes": size})

@@ -107,12 +107,12 @@ def path(
 def compare(run: SeveralRuns, runs: RunsRoot = RUNS, json: AsJson = False) -> None:
     """Compare runs with the first one: recipes side by side, metrics, and held-out results prompt by prompt."""
     from grpo_cli.cli import runs_view
+    from grpo_cli.logs.run import open_run
     from grpo_cli.report.comparison import compare_runs, read_runs
-    from grpo_cli.runs.selection import find_run
 
     if len(run) < 2:
         raise UsageError("one run has nothing to be compared with", "name two or more")
-    compared = compare_runs(read_runs([find_run(runs, each) for each in run]))
+    compared = compare_runs(read_runs([open_run(runs, each) for each in run]))
     output.show(compared, runs_view.print_comparison, as_json=json)
 
 

@@ -300,8 +300,7 @@ def _print_table(
 
 
 def _say_run(run: "RunReport") -> str:
-    status = run.status
-    return f"{status.state}, {status.progress} steps in {format_duration(status.seconds)}"
+    return run.described
 
 
 def _say_value(value: Any) -> str | None:

@@ -28,15 +28,16 @@ def watch(
     Ctrl-C stops watching; the run continues. Exit code 0 if the run completed, 1 if it failed, was stopped or was
     interrupted.
     """
+    from grpo_cli.logs.run import LogRun, open_run
     from grpo_cli.report.follower import Follower
     from grpo_cli.report.live import choose_view, watch_run
     from grpo_cli.report.summary import RunReport
-    from grpo_cli.runs.selection import find_run
 
-    folder = find_run(runs, run).main
-    follower, console = Follower(folder, skims=not as_json), stdout()
+    opened = open_run(runs, run)
+    followed = opened if isinstance(opened, LogRun) else opened.folder.main
+    follower, console = Follower(followed, skims=not as_json), stdout()
     if not as_json:
-        stderr().print(f"run folder: {folder.path}")
+        stderr().print(f"run folder: {follower.run.folder.path}")
     # Elsewhere than on a terminal, the last 20 records are printed first.
     view = _json_view(follower) if as_json else choose_view(follower, console, history=20)
     try:
@@ -48,7 +49,7 @@ def watch(
         raise typer.Exit(ExitCode.INTERRUPTED) from None
     finally:
         view.close()
-    ended = RunReport(folder)
+    ended = opened if isinstance(opened, LogRun) else RunReport(follower.run.folder)
     _print_end(ended, as_json=as_json)
     raise typer.Exit(ExitCode.OK if ended.status.state == "completed" else ExitCode.FAILED)
 

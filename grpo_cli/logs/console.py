@@ -21,7 +21,6 @@ _MOST_LINES = 200
 """Of a dict; a brace that is never closed must not hide what follows."""
 _BAR = re.compile(r"\d+%\|.*\|.*[\[\]]")
 _VERL = re.compile(r"\bstep:\s*(\d+)(?= - )")
-_VERL_PAIR = re.compile(r" - ([^\s:][^:]*?):\s*(?:[A-Za-z_][\w.]*\()?([-+.\w]+)")
 _STEP = re.compile(
     r"\b(?:global[_ ])?(?:step|iteration|iter)s?\b\s*[:=#]?\s*\[?(\d+)(?:\s*/\s*(\d+))?", re.I
 )
@@ -96,11 +95,14 @@ class TextReader:
                 yield from self._continue_dict(line)
                 return
             self._dict = ""
+        if ("it/s" in line or "s/it" in line) and "=" not in line and "{" not in line:
+            # A progress bar, of which there may be more than of all else.
+            return
         if "{" in line and (start := _START.search(line)):
             yield from self._read_dicts(line, start.start())
         elif " - " in line and (match := _VERL.search(line)):
-            pairs = _VERL_PAIR.findall(line, match.end())
-            yield {"step": match[1], **dict(pairs)}
+            parts = (part.rpartition(":") for part in line[match.end() :].split(" - "))
+            yield {"step": match[1], **{name: value for name, _, value in parts if name}}
         elif "===" in line and (match := _HEADER.search(line)):
             yield from self._end_block()
             self._block = {"step": match[1], **({"max_steps": match[2]} if match[2] else {})}

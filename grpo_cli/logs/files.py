@@ -32,7 +32,7 @@ class LogFile:
         """Settings that the file names outside of its records."""
         self.notes: list[str] = []
         """Lines of text that are no records."""
-        self.kind = "text"
+        self.kind = "console"
         """What kind of file it is."""
 
     def read(self) -> Iterator[Raw]:
@@ -103,7 +103,7 @@ class LogFile:
         except (ValueError, RecursionError):
             # Lines that begin with a dict, of which the first is torn or in Python's spelling.
             file.seek(0)
-            self.kind = "text"
+            self.kind = "console"
             yield from self._read_console(file)
             return
         yield from self._unpack(value)
@@ -222,8 +222,8 @@ def _open_text(path: Path, head: bytes) -> IO[str]:
     """Open a text, also one that is packed or of a Windows shell; `\\r` ends a line too."""
     if head.startswith(b"\x1f\x8b"):
         return gzip.open(path, "rt", encoding="utf-8", errors="replace")
-    utf_16 = head.startswith((b"\xff\xfe", b"\xfe\xff"))
-    return path.open(encoding="utf-16" if utf_16 else "utf-8-sig", errors="replace")
+    marks = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16", b"\xef\xbb": "utf-8-sig"}
+    return path.open(encoding=marks.get(head[:2], "utf-8"), errors="replace")
 
 
 def _is_events(head: bytes) -> bool:

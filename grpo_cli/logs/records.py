@@ -2,13 +2,13 @@
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from math import isfinite, isnan, nan
 from typing import Any
 
 from grpo_cli.logs.completions import CompletionTable
 from grpo_cli.logs.console import Raw
-from grpo_cli.logs.names import Layout, Source, find_layout, read_table
+from grpo_cli.logs.names import Layout, Sources, find_layout, read_table
 from grpo_cli.runs.metrics import Metrics, Series
 
 _FRACTION = re.compile(r"(\d+)\s*/\s*(\d+)")
@@ -21,6 +21,7 @@ _GRPO = frozenset(
     "completions/clipped_ratio".split()
 )
 _HUGE = 1e300
+_NUMBERS = frozenset({float, int})
 _CENTRED = 1e-4
 """A reward that never leaves 0 by more is centred in its group."""
 _FLAT = 1e-8
@@ -90,27 +91,20 @@ class Reader:
     def _add(self, raw: Raw, layout: Layout) -> None:
         if layout.is_completion and self._table.add(raw, self._find_step(raw, layout) or 0):
             return
-        train = dict(_pick(raw, layout.train, self.rounded))
-        evaluated = dict(_pick(raw, layout.evaluation, set()))
+        train = _pick(raw, layout.train, self.rounded)
+        evaluated = _pick(raw, layout.evaluation, set()) if layout.evaluation.parts else {}
         if not train and not evaluated:
             if len(self.others) < _MOST_OTHERS:
                 self.others.append(raw)
             return
-        table = read_table()
-        if layout.marks.intersection(table["preferences"]):
+        if layout.is_preference:
             self.preferences += 1
             return
         is_grpo = "reward" in train or is_training(train)
         if not is_grpo and len(self.others) < _MOST_OTHERS:
             self.others.append(raw)
-        if (
-            not is_grpo
-            and train
-            and (not self.records or layout.marks.intersection(table["supervised"]))
-        ):
-            self.supervised += "loss" in train or bool(
-                layout.marks.intersection(table["supervised"])
-            )
+        if not is_grpo and train and (not self.records or layout.is_supervised):
+            self.supervised += "loss" in train or layout.is_supervised
             return
         if (
             "loss" not in train
@@ -202,27 +196,23 @@ def is_training(values: Mapping[str, Any]) -> bool:
     return len(measured) > 2 and not _GRPO.isdisjoint(values)
 
 
-def _pick(
-    raw: Raw, sources: Iterable[Source], rounded: set[str]
-) -> Iterator[tuple[str, float | None]]:
-    """Yield the metrics of a record; None for NaN and infinities."""
-    for names, metric in sources:
-        total = raw[names[0]]
-        if type(total) is not float or len(names) > 1:
-            numbers = [_number(raw[name]) for name in names]
-            if None in numbers:
-                continue
-            total = sum(filter(None, numbers))
-            text = raw[names[0]]
-            if (
-                total == 0
-                and metric in _SMALL
-                and isinstance(text, str)
-                and _ROUNDED.fullmatch(text)
-            ):
-                rounded.add(metric)
+def _pick(raw: Raw, sources: Sources, rounded: set[str]) -> dict[str, float | None]:
+    """Return the metrics of a record; None for NaN and infinities."""
+    if sources.get is not None:
+        values = sources.get(raw)
+        if _NUMBERS.issuperset(map(type, values)) and -_HUGE < sum(values) < _HUGE:
+            return dict(zip(sources.metrics, values, strict=True))
+    picked: dict[str, float | None] = {}
+    for names, metric in sources.parts:
+        numbers = [_number(raw[name]) for name in names]
+        if None in numbers:
+            continue
+        total, text = sum(filter(None, numbers)), raw[names[0]]
+        if total == 0 and metric in _SMALL and isinstance(text, str) and _ROUNDED.fullmatch(text):
+            rounded.add(metric)
         # The comparison is false for NaN.
-        yield metric, total if -_HUGE < total < _HUGE else None
+        picked[metric] = total if -_HUGE < total < _HUGE else None
+    return picked
 
 
 def _number(value: Any) -> float | None:
@@ -233,7 +223,9 @@ def _number(value: Any) -> float | None:
         return None
     if isinstance(value, int | str):
         try:
-            return float(value)
+            # Such as `np.float64(0.5)`.
+            wrapped = isinstance(value, str) and value.endswith(")")
+            return float(str(value).partition("(")[2][:-1].partition(",")[0] if wrapped else value)
         except (ValueError, OverflowError):
             return None
     return None

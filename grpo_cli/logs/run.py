@@ -3,12 +3,12 @@
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from pydantic import ValidationError
 
@@ -30,7 +30,8 @@ from grpo_cli.logs.settings import (
 )
 from grpo_cli.recipe.recipe import Recipe
 from grpo_cli.report.summary import RunReport
-from grpo_cli.runs.folder import Life, RunFolder, Status
+from grpo_cli.runs.folder import Life, RunFolder, State, Status
+from grpo_cli.runs.metrics import read_rewards
 from grpo_cli.runs.selection import find_run, is_run
 from grpo_cli.units import count_noun
 
@@ -53,6 +54,8 @@ _IN_FOLDER = (
 )
 """What is looked for in a folder, in this order; the newest of several is read."""
 STDIN = "-"
+_RUNNING_S = 600.0
+"""How long ago a log was written to at most while the run goes on."""
 
 
 @dataclass(frozen=True)
@@ -65,16 +68,23 @@ class Known:
     """The config of the tool, or a recipe."""
 
 
+NOTHING_KNOWN = Known()
+
+
 class LogRun(RunReport):
     """A run of another tool; raises `RunError` if the log is of another training, `UsageError` if it is none."""
 
-    def __init__(self, path: Path, known: Known = Known()) -> None:
+    def __init__(self, path: Path, known: Known = NOTHING_KNOWN) -> None:
         super().__init__(RunFolder(path), str(path))
         self._known = known
         self.log = find_log(path)
+        self._shown = 0
+        """The newest step that `refresh` has returned."""
         self._read()
 
     def _read(self) -> None:
+        began = time.monotonic()
+        self._size = self.log.stat().st_size
         file = LogFile(self.log)
         self.reader = reader = Reader()
         reader.read(file.read())
@@ -83,6 +93,8 @@ class LogRun(RunReport):
         self.tool = find_tool(reader.names) or "TRL"
         self.metrics = reader.metrics
         self.recipe, self.unknown = self._set_up()
+        # While it grows, reading takes at most a part of the time.
+        self._wait_until = time.monotonic() + 5 * (time.monotonic() - began)
 
     def _refuse(self) -> None:
         """Refuse what is not the log of a GRPO training."""
@@ -122,6 +134,7 @@ class LogRun(RunReport):
         rates = self.metrics.values("learning_rate")
         if rates and max(rates) > 0:
             named[RATE] = max(rates)
+        self.known_settings = frozenset(named)
         unknown = frozenset(key for key in (*table, LORA) if key not in named)
         while True:
             try:
@@ -133,34 +146,62 @@ class LogRun(RunReport):
                 named = {key: value for key, value in named.items() if key not in wrong}
                 unknown |= wrong
 
+    @property
+    def weights(self) -> dict[str, float]:
+        """Each reward by its name; a log does not tell their weights."""
+        names = [*read_rewards(dict.fromkeys(self.series, 0.0))] or ["reward"]
+        return dict.fromkeys(names, 1.0)
+
     def history(self) -> History:
         """Return what rules read."""
         tool = read_table()["tools"][self.tool]
         advice = Advice(tool["settings"], tool["form"], self.unknown)
         return History(self.recipe, self.metrics, run=str(self.log), advice=advice)
 
+    def brief_history(self) -> History:
+        """Return the same: all that is known is in the records."""
+        return self.history()
+
     @property
     def is_short(self) -> bool:
         """True if there are too few records for most rules."""
         return len(self.values("reward")) < _FEWEST
 
-    @cached_property
+    def skim(self) -> Self:
+        """Return the run: a log is read whole."""
+        return self
+
+    def refresh(self) -> list[dict[str, Any]]:
+        """Read the log again if it has grown; return the records that came since the last call."""
+        size = self.log.stat().st_size
+        if size != self._size and time.monotonic() > self._wait_until:
+            self._read()
+        new = [each for each in self.metrics.steps if each["step"] > self._shown]
+        self._shown = self.metrics.step
+        return [{"event": "train", **each} for each in new]
+
+    @property
     def status(self) -> Status:
-        """The steps that were logged; a log does not tell more."""
-        step = self.metrics.step
+        """The steps that were logged; a log that was written to lately is that of a run in progress."""
+        stat = self.log.stat()
+        state: State = "running" if time.time() - stat.st_mtime < _RUNNING_S else "completed"
         return Status(
-            state="completed",
-            phase="",
-            step=step,
+            state=state,
+            phase="training",
+            step=self.metrics.step,
             total_steps=self.metrics.total_steps,
-            started_at=0.0,
-            updated_at=0.0,
+            started_at=stat.st_mtime,
+            updated_at=stat.st_mtime,
         )
+
+    @status.setter
+    def status(self, status: Status) -> None:
+        """A log has none that could be read again."""
 
     @property
     def life(self) -> Life:
-        """Its state; a log does not tell it."""
-        return Life("completed", 0.0, None)
+        """Its state."""
+        return Life(self.status.state, 0.0, None)
 
     @property
     def described(self) -> str:
@@ -172,8 +213,8 @@ class LogRun(RunReport):
         total = f" of {self.metrics.total_steps:,}" if self.metrics.total_steps else ""
         if self.reader.completions:
             steps_told = span if len(steps) > 1 else f"{span}: {self.reader.completions}"
-            return f"{self.kind} of completions, {steps_told}"
-        return f"{self.kind} of {self.tool}, {count_noun(self.reader.records, 'record')}, {span}{total}"
+            return f"Completions ({self.kind}), {steps_told}"
+        return f"Log of {self.tool} ({self.kind}), {count_noun(self.reader.records, 'record')}, {span}{total}"
 
     @property
     def newest(self) -> dict[str, float]:
@@ -242,7 +283,7 @@ def _copy_stdin() -> Path:
     return path
 
 
-def open_run(root: Path, name: str, known: Known = Known()) -> RunReport:
+def open_run(root: Path, name: str, known: Known = NOTHING_KNOWN) -> RunReport:
     """Return the run that is meant: one of ours, by path or name, or that of another tool by its log."""
     path = Path(name).expanduser()
     if name == STDIN or path.is_file() or (path.is_dir() and not is_run(path) and _has_log(path)):

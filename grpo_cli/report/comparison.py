@@ -78,9 +78,9 @@ def _run_json(run: RunReport) -> dict[str, Any]:
     }
 
 
-def read_runs(folders: Sequence[RunFolder | Path]) -> list[RunReport]:
-    """Open runs; those that would be called alike are called by their paths."""
-    runs = [RunReport(folder) for folder in folders]
+def read_runs(opened: Sequence[RunReport | RunFolder | Path]) -> list[RunReport]:
+    """Open runs that are not open yet; those that would be called alike are called by their paths."""
+    runs = [each if isinstance(each, RunReport) else RunReport(each) for each in opened]
     names = [run.name for run in runs]
     for run in runs:
         if names.count(run.name) > 1:
@@ -93,7 +93,7 @@ def compare_runs(runs: Sequence[RunReport]) -> RunsComparison:
     base, *others = (run.held_out.measurements["after"] for run in runs)
     return RunsComparison(
         tuple(runs),
-        _compare_settings([run.recipe for run in runs]),
+        _compare_settings(runs),
         tuple(
             compare_held_out(base, other, (runs[0].name, run.name))
             for run, other in zip(runs[1:], others, strict=True)
@@ -101,7 +101,9 @@ def compare_runs(runs: Sequence[RunReport]) -> RunsComparison:
     )
 
 
-def _compare_settings(recipes: Sequence[Recipe]) -> dict[str, tuple[Any, ...]]:
+def _compare_settings(runs: Sequence[RunReport]) -> dict[str, tuple[Any, ...]]:
+    recipes = [run.recipe for run in runs]
+    known = [run.known_settings for run in runs if run.known_settings is not None]
     whole, chosen = (
         [
             dict(flatten(each.model_dump(mode="json", exclude=_NO_SETTINGS, exclude_defaults=only)))
@@ -120,7 +122,11 @@ def _compare_settings(recipes: Sequence[Recipe]) -> dict[str, tuple[Any, ...]]:
         )
         for path in paths
     }
-    return {path: row for path, row in rows.items() if any(value != row[0] for value in row)}
+    return {
+        path: row
+        for path, row in rows.items()
+        if any(value != row[0] for value in row) and all(path in each for each in known)
+    }
 
 
 def find_trends(run: Run) -> dict[str, Trend]:

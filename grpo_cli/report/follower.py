@@ -6,7 +6,6 @@ from statistics import fmean
 from typing import Any
 
 from grpo_cli.analysis.diagnosis.diagnosis import diagnose
-from grpo_cli.analysis.diagnosis.history import History
 from grpo_cli.analysis.diagnosis.rule import Symptom
 from grpo_cli.report.summary import RunReport
 from grpo_cli.report.wording import seconds_of
@@ -25,8 +24,11 @@ class Follower:
     `from_now`: what is there already is not new. `skims`: large metrics are not read whole.
     """
 
-    def __init__(self, folder: RunFolder, *, from_now: bool = False, skims: bool = True) -> None:
-        self.run = RunReport(folder).skim() if skims else RunReport(folder)
+    def __init__(
+        self, run: RunFolder | RunReport, *, from_now: bool = False, skims: bool = True
+    ) -> None:
+        opened = run if isinstance(run, RunReport) else RunReport(run)
+        self.run = opened.skim() if skims else opened
         self.symptoms: dict[str, Symptom] = {}
         """The newest of each rule."""
         self._metrics: Metrics | None = None
@@ -94,9 +96,9 @@ class Follower:
         if self._metrics is not metrics:
             # The first records, or those of a file that was cut when the run resumed.
             self._metrics, self.symptoms = metrics, {}
-        if (recipe := self.run.known_recipe) is None:
+        if self.run.known_recipe is None:
             return []
-        symptoms = diagnose(History(recipe, metrics, source=str(self.run.folder.resolved)))
+        symptoms = diagnose(self.run.brief_history())
         self.symptoms |= {each.rule: each for each in symptoms}
         return symptoms
 

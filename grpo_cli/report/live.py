@@ -140,7 +140,7 @@ def watch_run(follower: Follower, view: ProgressView, is_heard: Callable[[], boo
         view.refresh()
         if not is_heard():
             raise BrokenPipeError
-        if not run.folder.path.is_dir():
+        if not run.folder.path.exists():
             raise RunError(f"the run folder {run.folder.path} was removed")
         if run.status.state in FINAL:
             return

@@ -26,7 +26,9 @@ _WIDEST_SETTING = 60
 """Characters of a setting beside those of other runs."""
 
 
-def write_report(runs: Sequence[Path], output: Path | None, *, force: bool = False) -> Path:
+def write_report(
+    runs: Sequence[RunReport | Path], output: Path | None, *, force: bool = False
+) -> Path:
     """Write the page of one run, or of several with their charts over each other.
 
     `output` is by default `report.html` in the run, or for several in the working directory. A run's own report

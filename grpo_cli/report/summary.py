@@ -149,6 +149,15 @@ def find_trend(first: Sequence[float], last: Sequence[float]) -> Trend | None:
 class RunReport(Run):
     """A run with the numbers that are reported of it, each computed when first asked for."""
 
+    known_settings: frozenset[str] | None = None
+    """The settings that are known of a run of another tool; None of one of ours, whose recipe has all."""
+
+    @property
+    def described(self) -> str:
+        """How far the run came, in a few words."""
+        status = self.status
+        return f"{status.state}, {status.progress} steps in {format_duration(status.seconds)}"
+
     @property
     def known_recipe(self) -> Recipe | None:
         """The resolved recipe; None if it cannot be read, as that of another version."""
@@ -160,6 +169,10 @@ class RunReport(Run):
     def history(self) -> History:
         """Return what the rules of `grpo diagnose` read."""
         return read_history(self)
+
+    def brief_history(self) -> History:
+        """Return what rules read of a run in progress: its records alone."""
+        return History(self.recipe, self.metrics, source=str(self.folder.resolved))
 
     @cached_property
     def diagnosis(self) -> Diagnosis:

@@ -17,6 +17,7 @@ from grpo_cli.report.summary import RunReport, Trend
 from grpo_cli.runs.metrics import PHASES, Series
 from grpo_cli.units import format_duration, format_value
 
+_RATE = "training.learning_rate"
 _SCORES = ("accuracy/", "reward")
 """Prefixes of metrics of which several may say the same."""
 _REST, _MEASURING, _OTHER = "rest of the step", "measuring", "start-up, saving and the rest"
@@ -93,7 +94,7 @@ def tone_of(name: str, change: Metric | None) -> str:
 
 def list_rewards(run: RunReport) -> list[dict[str, Any]]:
     """Return a row for each of the recipe's rewards, with what became of it."""
-    rows = []
+    rows, is_own = [], run.known_settings is None
     for name, config in zip(run.weights, run.recipe.rewards, strict=True):
         stds, errors, seconds = (
             run.values(f"rewards/{name}/{part}") for part in ("std", "error_share", "seconds")
@@ -106,8 +107,8 @@ def list_rewards(run: RunReport) -> list[dict[str, Any]]:
         rows.append(
             {
                 "name": name,
-                "kind": config.kind,
-                "weight": config.weight,
+                "kind": config.kind if is_own else "–",
+                "weight": config.weight if is_own else None,
                 "trend": run.trend(f"rewards/{name}/mean"),
                 **dict(zip(("spread", "error_share", "seconds"), means, strict=True)),
             }
@@ -196,6 +197,10 @@ def list_facts(run: RunReport) -> list[tuple[str, str]]:
     facts["device"] = str(run.manifest["accelerator"].get("device", ""))
     facts["seed"] = str(recipe.seed)
     facts["started"] = time.strftime("%Y-%m-%d %H:%M", time.localtime(run.status.started_at))
+    if run.known_settings is not None:
+        rate = ["learning rate"] if _RATE in run.known_settings else []
+        told = {"steps", "training reward", *rate}
+        facts = {name: value for name, value in facts.items() if name in told}
     return [(name, value) for name, value in facts.items() if value]
 
 
@@ -228,7 +233,9 @@ def list_settings(run: RunReport) -> list[tuple[str, str, str]]:
     return [
         (each.path, show(each.value), show(each.default) if each.has_default else "–")
         for each in list_choices(run.recipe)
-        if each.path not in _FILLED_IN and not each.path.startswith(_TOLD_ELSEWHERE)
+        if (run.known_settings is None or each.path in run.known_settings)
+        and each.path not in _FILLED_IN
+        and not each.path.startswith(_TOLD_ELSEWHERE)
     ]
 
 
@@ -266,7 +273,9 @@ def plan_run_batch(run: RunReport) -> BatchPlan | None:
 
 
 def list_manifest(run: RunReport) -> list[tuple[str, str]]:
-    """Return the manifest, line by line."""
+    """Return the manifest, line by line; a log of another tool has none."""
+    if run.known_settings is not None:
+        return []
     manifest, commands = run.manifest, [each["argv"] for each in run.attempt_manifests]
     facts = {key: each for key, each in manifest.items() if key not in {*_SECRET, "argv"}}
     facts |= {"attempts": run.folder.attempts, "resumed": run.folder.read_resumption() or None}

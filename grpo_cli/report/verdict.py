@@ -42,6 +42,8 @@ def judge(run: RunReport) -> Verdict:
 
 
 def _tell_progress(run: RunReport) -> str:
+    if run.known_settings is not None:
+        return run.described
     status, time, state = run.status, format_duration(run.status.seconds), run.life.state
     total = f" of {run.total_steps:,}" if run.total_steps else ""
     steps = f"{run.step:,}{total} {'step' if (run.total_steps or run.step) == 1 else 'steps'}"

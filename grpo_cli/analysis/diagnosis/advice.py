@@ -25,6 +25,11 @@ class Advice:
         """Where completions are to be read."""
         return "`completions/`" if self.is_own else "the completions"
 
+    @property
+    def read_best(self) -> str:
+        """The advice to read what is rewarded most."""
+        return "read the best completions" + (f" in {self.completions}" if self.is_own else "")
+
     def name(self, key: str) -> str:
         """Return what the tool calls a setting."""
         return (

@@ -172,7 +172,7 @@ def held_out_gap(history: History) -> Issue | None:
     )
     fix = (
         f"more rows, fewer epochs ({history.advice.edit('training.num_train_epochs', 1, '')}), or a narrower "
-        f"reward; read the best completions in {history.advice.completions}"
+        f"reward; {history.advice.read_best}"
     )
     return Issue(seen, fix, level="warning")
 

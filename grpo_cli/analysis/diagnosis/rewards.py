@@ -77,10 +77,7 @@ def less_weight(history: History, place: int, name: str, entry: RewardConfig) ->
     edit = f"a lower weight of `{name}`"
     if history.advice.is_own:
         edit = f"`rewards.{place}.weight: {entry.weight / 5:.2g}` (it is {entry.weight:g})"
-    return (
-        f"{edit}, or narrow `{name}` to what only right answers have; read the best completions in "
-        f"{history.advice.completions}"
-    )
+    return f"{edit}, or narrow `{name}` to what only right answers have; {history.advice.read_best}"
 
 
 def _compare_since_peak(history: History, answer: str, other: str) -> tuple[Change, Change] | None:
