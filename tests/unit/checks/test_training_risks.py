@@ -6,7 +6,7 @@ from grpo_cli.checks.training import check_risks
 from grpo_cli.machine import Hardware
 from grpo_cli.rewards.registry import find_kind
 from tests.contexts import make_context
-from tests.unit.probing.test_probe_sums import recipe
+from tests.unit.probing.test_counting import recipe
 
 VLLM = {"backend": "vllm"}
 LORA = {"path": "a/b", "lora": {"r": 8}}
