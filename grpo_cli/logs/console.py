@@ -13,6 +13,7 @@ _RAY = re.compile(r"^\([\w.:\[\]=, /-]* ?pid=\d+[^)]*\) ?")
 _START = re.compile(r"""\{\s*(?:$|['"][^'"{}]{1,120}['"]\s*:)""")
 _NEW = re.compile(r"""\{\s*['"](?:loss|reward|step|policy_loss)['"]\s*:""")
 """How a record begins; one that is not complete before it is torn."""
+_NUMBER = re.compile(r"\b(rollout|step|perf) (\d+): ?$")
 _BRACE = re.compile(r"[{}]")
 _PAIR = re.compile(
     r"""['"]([^'"]{1,120})['"]\s*:\s*(?:[A-Za-z_][\w.]*\()?\s*(?:'([^']*)'|"([^"]*)"|([^\s,}\])]+))"""
@@ -130,10 +131,11 @@ class TextReader:
             if (end := _find_end(line, start)) is None:
                 self._dict, self._lines = line[start:], 0
                 return
-            # slime prints the number of a rollout before its dict.
-            number = re.search(r"\b(?:rollout|step|perf) (\d+): $", line[:start])
+            # Tools print a number before a dict; slime has several steps of learning to a rollout.
+            number = _NUMBER.search(line, 0, start)
             record = read_dict(line[start:end])
-            yield {"step": number[1], **record} if number else record
+            counts = number and (number[1] != "step" or any(map(_REWARD.search, record)))
+            yield {"step": number[2], **record} if number and counts else record
             following = _START.search(line, end)
             start = following.start() if following else -1
 

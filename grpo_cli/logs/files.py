@@ -20,7 +20,7 @@ _HEAD = 2**16
 _CHUNK = 2**20
 _LIST = re.compile(r'"log_history"\s*:\s*\[')
 _FACT = re.compile(r'"(max_steps|logging_steps|num_train_epochs|global_step)"\s*:\s*(\d+)')
-_NAMED = re.compile(r"\b(?:reward|loss|step)", re.I)
+_NAMED = re.compile(r"reward|loss|step|score", re.I)
 
 
 class LogFile:
@@ -237,10 +237,10 @@ def _is_lines(text: str) -> bool:
     if len(first) >= _HEAD - 1:
         return False
     try:
-        value = json.loads(first)
+        json.loads(first)
     except ValueError:
         return False
-    return bool(rest.strip()) or not (value.keys() & {"cells", "log_history", "columns"})
+    return bool(rest.strip())
 
 
 def _find_delimiter(text: str) -> str | None:

@@ -32,7 +32,8 @@ def read_table() -> dict[str, Any]:
 
 def plain(name: str) -> str:
     """Return a name as the table has it: in lower case, without `train/` and blanks around a slash."""
-    lowered = re.sub(r"\s*/\s*", "/", str(name).strip().lower())
+    # A chart that W&B exports has the run's name before that of the metric.
+    lowered = re.sub(r"\s*/\s*", "/", str(name).rpartition(" - ")[2].strip().lower())
     for prefix in ("train/", "metrics/", "grpo/"):
         lowered = lowered.removeprefix(prefix)
     return lowered.replace("_", " ") if lowered in _spaced() else lowered

@@ -136,6 +136,9 @@ class Reader:
     def _put(self, event: str, step: int | None, values: dict[str, Any]) -> None:
         """Add a record: a new one, more of the newest one, a copy, or the first of another attempt."""
         last = self._last.get(event)
+        if step is None and last is not None and not self.counted and "reward" not in values:
+            # What is logged beside a record that has a step.
+            step = last["step"]
         if step is None:
             self.counted = True
             step = last["step"] + (event == "train") if last else 1

@@ -94,7 +94,7 @@ class LogRun(RunReport):
         self.metrics = reader.metrics
         self.recipe, self.unknown = self._set_up()
         # While it grows, reading takes at most a part of the time.
-        self._wait_until = time.monotonic() + 5 * (time.monotonic() - began)
+        self.wait_until = time.monotonic() + 5 * (time.monotonic() - began)
 
     def _refuse(self) -> None:
         """Refuse what is not the log of a GRPO training."""
@@ -174,7 +174,7 @@ class LogRun(RunReport):
     def refresh(self) -> list[dict[str, Any]]:
         """Read the log again if it has grown; return the records that came since the last call."""
         size = self.log.stat().st_size
-        if size != self._size and time.monotonic() > self._wait_until:
+        if size != self._size and time.monotonic() > self.wait_until:
             self._read()
         new = [each for each in self.metrics.steps if each["step"] > self._shown]
         self._shown = self.metrics.step

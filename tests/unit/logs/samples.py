@@ -134,7 +134,35 @@ def as_postfix(records):
     )
 
 
+def as_rollouts(records):
+    """slime's lines: two steps of learning to a rollout, with numbers of their own."""
+    lines = []
+    for each in records:
+        step, reward = each["step"], each["reward"]
+        lines.append(f"rollout {step}: {{'rollout/raw_reward': {reward}, 'rollout/rewards': 1e-9}}")
+        learned = "{'train/loss': 0.1, 'train/grad_norm': 1.0}"
+        lines += [f"step {2 * step + add}: {learned}" for add in (0, 1)]
+    return "\n".join(lines)
+
+
+def as_chart(records):
+    """A chart that W&B exports: columns with the name of the run, and their extremes."""
+    names = ("train/reward", "train/reward__MIN", "train/reward__MAX")
+    lines = [",".join(["Step", *(f"run-12 - {name}" for name in names)])]
+    lines += [f"{each['step']},{each['reward']},-9,9" for each in records]
+    return "\n".join(lines)
+
+
+def as_columns(records):
+    return json.dumps(
+        {name: [each[name] for each in records] for name in ("step", "reward", "loss")}
+    )
+
+
 FORMS = {
+    "columns": as_columns,
+    "slime": as_rollouts,
+    "W&B chart": as_chart,
     "trainer state": as_trainer_state,
     "list": json.dumps,
     "JSON Lines": as_lines,

@@ -1,6 +1,7 @@
 """Logs in every form are read as the same run, told apart by what is in them."""
 
 import json
+import sqlite3
 
 import pytest
 
@@ -161,6 +162,32 @@ def test_a_folder_means_its_newest_checkpoint(tmp_path):
     run = open_run(tmp_path, str(tmp_path / "outputs"))
     assert run.step == 60
     assert run.total_steps == 100
+
+
+def test_the_newest_run_of_a_trackio_database_is_read(tmp_path):
+    connection = sqlite3.connect(tmp_path / "runs.db")
+    connection.execute(
+        "CREATE TABLE metrics (id INTEGER PRIMARY KEY, run_name TEXT, step INTEGER, metrics TEXT)"
+    )
+    runs = [("first", dead()), ("second", learning())]
+    rows = [(name, each["step"], json.dumps(each)) for name, records in runs for each in records]
+    connection.executemany("INSERT INTO metrics (run_name, step, metrics) VALUES (?, ?, ?)", rows)
+    connection.commit()
+    connection.close()
+    run = LogRun(tmp_path / "runs.db")
+    assert run.values("reward") == [each["reward"] for each in learning()]
+
+
+def test_a_log_that_grows_is_read_again(tmp_path):
+    path = tmp_path / "log.jsonl"
+    path.write_text(as_lines(learning(30)) + "\n")
+    run = LogRun(path)
+    assert len(run.refresh()) == 30
+    with path.open("a") as file:
+        file.write(as_lines(learning(40)[30:]))
+    run.wait_until = 0.0
+    assert [each["step"] for each in run.refresh()] == list(range(31, 41))
+    assert run.refresh() == []
 
 
 def test_completions_tell_how_groups_were_scored(tmp_path):
