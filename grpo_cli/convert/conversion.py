@@ -221,18 +221,12 @@ def _translate_any(
 ) -> KeyReport:
     """Translate a file of any kind."""
     is_python = source.suffix in (".py", ".ipynb")
-    is_shell = (
-        source.suffix in _NAMES["shell-endings"]
-        or re.match(r"#!.*\b(ba|z|k)?sh\b", text) is not None
-    )
-    if (is_python or is_shell) and dialect not in (
-        None,
-        "trl",
-        *(("ms-swift",) if is_shell else ()),
-    ):
-        cause = (
-            f"{source} is a script, which only TRL{' and ms-swift have' if is_shell else ' has'}"
-        )
+    shebang = re.match(r"#!.*\b(ba|z|k)?sh\b", text)
+    is_shell = source.suffix in _NAMES["shell-endings"] or shebang is not None
+    allowed = (None, "trl", *(("ms-swift",) if is_shell else ()))
+    if (is_python or is_shell) and dialect not in allowed:
+        tools = "TRL and ms-swift have" if is_shell else "TRL has"
+        cause = f"{source} is a script, which only {tools}"
         raise UsageError(cause, "leave --from out")
     if is_python:
         script = Script(*read_python(text, source), source, folders[0], None)

@@ -36,8 +36,6 @@ class Script(ScriptModel):
 
     is_asked = False
     """Set if `--from trl` says that the script is one of TRL."""
-    _inner: list[str]
-    """Rewards that a recipe cannot name, with their lines."""
 
     def read(self) -> None:
         """Take what reaches `GRPOTrainer`, and name everything else that is done to its objects."""
@@ -222,18 +220,24 @@ class Script(ScriptModel):
     # Rewards, tools and callbacks.
 
     def _take_rewards(self, value: Value, node: ast.AST) -> None:
-        self._inner = []
         is_list = isinstance(value, Literal | Choice) and not isinstance(plain(value), str)
         items = self.evaluator.items_of(value) if is_list else [value]
         if items is None:
             fix = "write them as entries of `rewards`"
             self.leave("rewards", value, node, fix, unread=("rewards",))
             return
-        self.put("reward_funcs", [self._name_reward(item) for item in items], node)
-        if self._inner:
-            what = "each" if len(self._inner) > 1 else "it"
+        names = [self._name_reward(item) for item in items]
+        self.put("reward_funcs", names, node)
+        codes = map(code_of, node.elts) if isinstance(node, ast.List) else names
+        inner = [
+            f"{self.locate(item.node)} has `{code}`"
+            for item, name, code in zip(items, names, codes, strict=False)
+            if getattr(self.rewards.get(name), "entry", name) is None
+        ]
+        if inner:
+            what = "each" if len(inner) > 1 else "it"
             fix = f"make {what} a function at the top level of a file: `{{kind: python, path: FILE.py:NAME}}`"
-            self.report.add_to_do("rewards", f"{', '.join(self._inner)}; {fix}")
+            self.report.add_to_do("rewards", f"{', '.join(inner)}; {fix}")
         is_own = any((each.entry or {}).get("kind") == "python" for each in self.rewards.values())
         trains = any(kind_of(made) == "trainer" and not made.condition for made in self.made)
         tests = [code_of(each.test) for each in self.body if isinstance(each, ast.If)]
@@ -278,7 +282,6 @@ class Script(ScriptModel):
             if isinstance(longest, int) and isinstance(cache, int):
                 return Reward({"kind": "soft_overlong", "max_length": longest, "cache": cache})
         self.account(item.node, inside=True)
-        self._inner.append(f"{self.locate(item.node)} has `{name}`")
         return Reward(None, "is not a function at the top level of the script")
 
     def _name_path(self, item: Value) -> str:

@@ -65,7 +65,7 @@ class ScriptAccount:
         self.path = name_file(module_file.resolve(), folder)
         self.nodes = list(ast.walk(module))
         self.body = module.body
-        self.evaluator = Evaluator(flags, places)
+        self.evaluator = Evaluator(flags, places, self.line_of)
         self.report = KeyReport(Node({}, Location(str(source), 1, 1)), "trl")
         self.rewards: dict[str, Reward] = {}
         """Rewards that a config cannot name."""
@@ -352,9 +352,11 @@ class ScriptAccount:
         self._sweep_unread()
 
     def name_part(self, value: Value, role: str) -> None:
-        """Record the role of a value that the trainer gets from a function that is not read."""
+        """Record the role of what a function that is not read returns, and of the tokenizer beside a model."""
         if not role_of(value):
             self._parts[id(value)] = role
+        if role == "model" and is_item(value) and isinstance(owner := root_of(value), Object):
+            self._parts.setdefault(id(owner.attrs.get(("item", 1))), "tokenizer")
 
     def _find_role(self, value: Value | None) -> str:
         """Return the role of a value, which the trainer may get from a function that is not read."""
@@ -461,10 +463,7 @@ class ScriptAccount:
     def _sweep_assignment(self, change: Assignment, role: str) -> None:
         reasons = by_key(read_keys("script-assignments"))
         reason = reasons.get(change.name, f"recipes do not set this on the {role}")
-        if role == "config":
-            reason = "of another config, or of one that GRPOTrainer is not known to get"
-        if role == "environment":
-            reason = "set it in the environment of `grpo train`"
+        reason = read_keys("script-role-assignments").get(role, reason)
         target = change.node.targets[0] if isinstance(change.node, ast.Assign) else change.node
         if isinstance(target, ast.Tuple | ast.List):
             named = [each for each in target.elts if getattr(each, "attr", "") == change.name]

@@ -38,13 +38,17 @@ class Evaluator(Calls):
     """Evaluates statements; its attributes are what the script makes and changes."""
 
     def __init__(
-        self, flags: Mapping[str, Any] | None, places: Mapping[str, Location] | None = None
+        self,
+        flags: Mapping[str, Any] | None,
+        places: Mapping[str, Location] | None,
+        name_line: Callable[[ast.AST], str],
     ) -> None:
         super().__init__()
+        self._name_line = name_line
         self.flags = {name: each for name, each in (flags or {}).items() if name[0] != "$"}
         self._variables = {name: each for name, each in (flags or {}).items() if name[0] == "$"}
         """Variables that the shell script exports, by `$NAME`."""
-        self.places = places or {}
+        self.places = dict(places or {})
         """Where the arguments of the command line are written."""
         self._knows_flags = flags is not None
         self.used: set[str] = set()
@@ -170,10 +174,9 @@ class Evaluator(Calls):
                     if (signal := self.execute(statement.body, frame)) is not None:
                         return signal
                 return self.execute(statement.orelse, frame)
-            unknown: Value = Object(statement.target, "each", source)
-            if items:
-                unknown = Choice.of(statement.target, [("", each) for each in items])
-            self.assign(statement.target, unknown, frame, statement)
+            each = Object(statement.target, "each", source)
+            values = Choice.of(statement.target, [("", item) for item in items or [each]])
+            self.assign(statement.target, values, frame, statement)
         carried: dict[str, tuple[Value, Object]] = {}
         for name in _list_carried(statement):
             before = frame.names.get(name)
@@ -181,7 +184,7 @@ class Evaluator(Calls):
                 carried[name] = (before, Object(statement))
                 self.store(frame.names, name, carried[name][1])
         given = {name for name, value in frame.names.items() if plain(value) is not None}
-        arms = [(f"in the loop of line {statement.lineno}", statement.body), ("", [])]
+        arms = [(f"in the loop of {self._name_line(statement)}", statement.body), ("", [])]
         self._loops += 1
         self._execute_arms(statement, arms, frame)
         self._loops -= 1
@@ -208,7 +211,7 @@ class Evaluator(Calls):
                 continue
             if handler.name:
                 self.store(frame.names, handler.name, Object(statement, name=handler.name))
-            condition = f"after an error in line {statement.lineno}"
+            condition = f"after an error in {self._name_line(statement)}"
             arms = [("without an error", []), (condition, handler.body)]
             if self._execute_arms(statement, arms, frame) is None and signal == "raise":
                 signal = None
@@ -283,8 +286,7 @@ class Evaluator(Calls):
             longer = [each for each in names if each.startswith(flag)]
             if len(longer) == 1 and longer[0] not in self.flags:
                 self.flags[longer[0]] = self.flags.pop(flag)
-                if flag in self.places:
-                    self.places = {**self.places, longer[0]: self.places[flag]}
+                self.places |= {longer[0]: self.places[flag]} if flag in self.places else {}
 
     def _argument(
         self, node: ast.AST, name: str, default: Value | None, kind: str = "", written: str = ""

@@ -216,14 +216,14 @@ class ScriptModel(ScriptRows):
 
     def _take_unsloth(self, bound: Bound, made: Object) -> None:
         """Take what unsloth's `from_pretrained` has besides transformers'."""
-        fast, full = (
-            plain(bound[name][0]) if name in bound else None
-            for name in ("fast_inference", "full_finetuning")
-        )
+        fast = plain(bound["fast_inference"][0]) if "fast_inference" in bound else None
+        full = plain(bound.get("full_finetuning", (None,))[0])
         if "load_in_4bit" not in bound and full is not True:
             self.put("load_in_4bit", True, made.node)
         if fast is True:
-            self.put("use_vllm", True, bound.pop("fast_inference")[1])
+            at = bound.pop("fast_inference")[1]
+            self.put("use_vllm", True, at)
+            self.put("vllm_mode", self.report.get("vllm_mode") or "colocate", at)
         elif fast is MISSING:
             self.leave("generation.backend", *bound.pop("fast_inference"), unread=("generation",))
         for name, target in read_keys("script-unsloth")["keep"].items():
@@ -258,7 +258,7 @@ class ScriptModel(ScriptRows):
     def take_tokenizer(self, value: Value, node: ast.AST) -> None:
         """Take what is done to the tokenizer that the trainer gets."""
         self.name_part(value, "tokenizer")
-        loaded, _ = self.find(value, "from_pretrained")
+        loaded, passes = self.find(value, "from_pretrained")
         if not loaded and plain(value) is not None:
             reason = f"the tokenizer is that of `model.path`; the settings of `{code_of(node)}` are not read"
             self.drop("GRPOTrainer.processing_class", node, reason)
@@ -269,13 +269,14 @@ class ScriptModel(ScriptRows):
                 fix = "write unsloth's template as Jinja"
                 self.account(made.node, inside=True)
                 self.leave("model.chat_template", about, made.node, fix)
+            elif made in passes and not kind_of(made):
+                reason = "what it does to the tokenizer is not read"
+                self.drop(code_of_call(made), made.node, reason)
 
     def take_tokenizers(self, used: Value | None) -> None:
         """Take the settings of all tokenizers and processors that the script loads."""
-        model, reason = (
-            self.report.get("model_name_or_path"),
-            "the tokenizer is that of `model.path`",
-        )
+        model = self.report.get("model_name_or_path")
+        reason = "the tokenizer is that of `model.path`"
         loaded = {each.node: each for each in self.made if kind_of(each) == "tokenizer"}
         for made in loaded.values():
             bound = self.bind(made, ["pretrained_model_name_or_path"])

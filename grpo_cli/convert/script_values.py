@@ -325,10 +325,11 @@ def code_of(node: ast.AST, longest: int = 60) -> str:
 
 def describe_test(condition: str) -> str:
     """Return a condition as part of a sentence."""
-    if not condition.startswith(_EVENTS):
-        return f"if `{condition}`"
-    event, _, test = condition.partition(" and ")
-    return f"{event}, {describe_test(test)}" if test else event
+    event = next((each for each in _EVENTS if each in condition), "")
+    before, found, after = condition.partition(event) if event else (condition, "", "")
+    when, _, rest = after.partition(" and ")
+    tests = [f"if `{each}`" for each in (before.removesuffix(" and "), rest) if each]
+    return ", ".join(filter(None, (f"{found}{when}", *tests)))
 
 
 def negate(condition: str) -> str:

@@ -1,5 +1,6 @@
 """What the report says of a key that is not taken is true of its value, and of the code that was read."""
 
+import json
 from pathlib import Path
 
 from grpo_cli.convert.conversion import translate
@@ -108,3 +109,30 @@ def test_the_mode_of_vllm_is_kept_if_the_backend_is_left_to_do():
         "", CALL.replace("GRPOConfig()", "GRPOConfig(use_vllm=fast(), vllm_mode='server')")
     )
     assert find(report.recipe, "generation.vllm.mode") == "server"
+
+
+def test_what_changes_the_tokenizer_is_named():
+    lines = (
+        "from transformers import AutoTokenizer\nfrom mine import load, add_template\n"
+        "k = add_template(AutoTokenizer.from_pretrained('m/x'))\nm, other = load()\nother.pad_token = 'x'"
+    )
+    report = convert(
+        lines, CALL.replace("'m/x'", "m").replace(", train", ", processing_class=k, train")
+    )
+    notes = reasons(report)
+    assert "tokenizer is not read" in notes["add_template(AutoTokenizer.from_pretrained('m/x'))"]
+    assert notes["other.pad_token = 'x'"] == "training pads batches itself"
+
+
+def test_lines_of_a_notebook_are_those_of_its_cells():
+    loop = "b = 1\nfor i in rows():\n    b = 2\n"
+    cells = ["a = 1", f"{loop}t = {CALL.replace('fig()', 'fig(beta=b)')}"]
+    text = json.dumps({"cells": [{"cell_type": "code", "source": each} for each in cells]})
+    assert "in the loop of code cell 2:2" in str(translate(text, Path("a.ipynb")).to_do)
+
+
+def test_unsloths_vllm_runs_in_the_training():
+    made = "m, k = FastLanguageModel.from_pretrained('a/b', fast_inference=True)"
+    report = convert(made, CALL.replace("'m/x'", "m"))
+    assert find(report.recipe, "generation.vllm.mode") == "colocate"
+    assert "generation.vllm.mode" not in report.notes
