@@ -155,8 +155,8 @@ def _run_test(job: SimpleNamespace, replies: int, requests: int, program: int) -
     """Run a test, which calls what the program in process `program` defined."""
     from grpo_cli.sandbox.rules import TestPeer
 
-    peer = TestPeer(replies, requests)
     check = marshal.loads(_read(job.source, job.check_size))
+    peer = TestPeer(replies, requests, "\n".join(step["code"] for step in check["steps"]))
     sys.argv = ["program.py"]
     try:
         kind, *fault = peer.receive()
@@ -220,10 +220,10 @@ def _make_test_names(
     names = module.__dict__
     # Names of Python's own are of the program only where the test imports them.
     names.update({name: value for name, value in found.items() if name not in dir(builtins)})
-    counter = unit_tests.Assertions(check["compare"])
+    counter = unit_tests.Assertions(check["compare"], peer)
     names.update({"__builtins__": builtins, "__file__": "test.py"})
-    names.update({unit_tests.COUNTER: counter, unit_tests.RESULTS: peer})
-    names.update({name: getattr(counter, name) for name in ("all", "any", "map", "zip")})
+    names.update({unit_tests.COUNTER: counter, unit_tests.RESULTS: counter})
+    names.update({name: getattr(counter, name) for name in "all any eval filter map zip".split()})
     sys.modules.update({MODULE: solution}, test=module, __main__=module, pytest=unit_tests)
     return names
 

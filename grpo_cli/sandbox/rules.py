@@ -6,6 +6,7 @@ take for its own result. What the test made may: its class is what is tested. An
 does not name has nothing that plain data have, which it could stand for.
 """
 
+import re
 from types import FunctionType, GeneratorType
 
 from grpo_cli.sandbox.peer import (
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 _NUMERIC = [*ARITHMETIC, *(f"__{name}__" for name in "abs int float round neg bool len".split())]
+_NOT_FINITE = re.compile(
+    r"nan|(?<![a-z])(is|not|fill|drop)?_?(inf|infinity|finite|na|null)(?![a-z])", re.IGNORECASE
+)
+"""How a test names numbers that are not finite, or missing values of a table."""
 _MAKERS = ("from", "of", "create", "make", "new", "empty", "identity", "zero")
 """How names begin of methods of a class that make an instance."""
 _CLAIMS = frozenset(
@@ -54,21 +59,21 @@ _READABLE_MODULES = ("test", "collections", "random", "_io", "unittest.mock")
 """Modules of the classes whose objects a program may read, if a test passes one."""
 
 
-class NotFinite(float):
-    """An infinite number or NaN of the program's. To ask for the order of NaN fails a test: it has none.
+class Infinite(float):
+    """An infinite number of the program's, in a test that does not name such: it has no order beside another.
 
-    Otherwise `if abs(f(2) - 4) > 0.1: raise …` would pass.
+    Otherwise `abs(a - b) <= 0.1 * max(abs(a), abs(b))` would be true of it.
     """
 
 
 def _define(name: str) -> None:
     def operate(value: float, *others: "Any") -> "Any":
-        if name in COMPARISONS and any(each != each for each in (value, *others)):
-            raise AssertionError("expected a number, got nan")
         result = getattr(float, name)(value, *others)
-        return NotFinite(result) if type(result) is float and result - result != 0 else result
+        if result != result or (name in COMPARISONS and others[0] == value):
+            raise AssertionError(f"expected a number, got {float(value)}")
+        return Infinite(result) if type(result) is float and result - result != 0 else result
 
-    setattr(NotFinite, name, operate)
+    setattr(Infinite, name, operate)
 
 
 for _name in {*COMPARISONS[1:], *ARITHMETIC, "__neg__", "__abs__"}.intersection(dir(float)):
@@ -128,7 +133,7 @@ class Items(Remote):
 
     def __getattr__(self, name: str) -> "Any":
         if name not in ("send", "throw", "close"):
-            raise AttributeError(name)
+            return super().__getattr__(name)
         return lambda *args: self._remote.peer.ask(name, self._remote.number, *args[:2])
 
 
@@ -150,8 +155,9 @@ class TestPeer(Peer):
     _is_naming = False
     """Whether the names are being read that the test uses."""
 
-    def __init__(self, read: int, write: int) -> None:
+    def __init__(self, read: int, write: int, test: str) -> None:
         super().__init__(read, write, 1)
+        self._names_infinite = bool(_NOT_FINITE.search(test))
         self._returned: list[Any] = []
         """What the test made, and was returned since."""
 
@@ -310,7 +316,7 @@ class TestPeer(Peer):
         """Return how a value is sent that is not plain data."""
         if type(value) is Class:
             return ["own", value._identity[1]]
-        if type(value) is NotFinite:
+        if type(value) is Infinite:
             return ["float", float.__repr__(value)]
         if type(value) is not FunctionType:
             return super().describe(value)
@@ -329,8 +335,10 @@ class TestPeer(Peer):
         value: Any = super().resolve(mark, *parts)
         if mark == "tuple":
             self._check_fields(value)
-        if mark == "float":
-            return NotFinite(value)
+        if mark == "float" and not self._names_infinite:
+            if value != value:
+                self.lose("the program returned nan, which the test does not name")
+            return Infinite(value)
         # `except Own`, if `Own` were this, would pass what the test asserts.
         if isinstance(value, type) and any(issubclass(e, value) for e in _RAISED_WITHOUT_PROGRAM):
             return self.resolve_object("other", -1, value.__name__)

@@ -11,11 +11,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from grpo_cli.sandbox.rules import TestPeer
+
 
 COUNTER = "__counter__"
 """The name by which a test counts its assertions."""
 RESULTS = "__results__"
-"""The name by which a test discards results."""
+"""The name by which it looks at results, and discards them."""
+_EXPRESSION = frozenset(
+    "Expression Constant BinOp UnaryOp BoolOp Compare IfExp Tuple List Dict Set Subscript Slice Load".split()
+)
+_EVALUATED = frozenset(
+    "abs bool complex divmod float int len max min pow round sorted str sum".split()
+)
+"""Functions that an evaluated expression may call."""
 
 
 class Assertions:
@@ -24,11 +33,12 @@ class Assertions:
     Some functions of Python's are its own, as theirs would pass over an empty result of the program.
     """
 
-    def __init__(self, compare: str) -> None:
+    def __init__(self, compare: str, peer: "TestPeer") -> None:
+        self.count_returned, self.discard = peer.count_returned, peer.discard
         self.count = 0
         self.has_failed = False
         self._is_empty = False
-        """Whether the last condition was one of no items."""
+        """Whether the last loop was over no items."""
         self.difference = ""
         self._compare = compare
 
@@ -38,30 +48,51 @@ class Assertions:
         return self.count
 
     def checked(self, value: "Any") -> "Any":
-        """Count a condition, unless it is `all` or `any` of nothing."""
+        """Count a condition, unless the last loop before it was over nothing."""
         self.count += not self._is_empty
         self._is_empty = False
         return value
 
+    def look(self, items: "Any") -> "Any":
+        """Yield the items that a loop is over."""
+        is_empty = True
+        for item in items:
+            is_empty = self._is_empty = False
+            yield item
+        self._is_empty = is_empty
+
     def all(self, items: "Any") -> bool:
         """Return whether all items are true."""
-        self._is_empty = True
-        return all(self._look_at(items))
+        return all(self.look(items))
 
     def any(self, items: "Any") -> bool:
         """Return whether one of the items is true."""
-        self._is_empty = True
-        return any(self._look_at(items))
-
-    def _look_at(self, items: "Any") -> "Any":
-        for item in items:
-            self._is_empty = False
-            yield item
+        return any(self.look(items))
 
     def map(self, function: "Any", *items: "Any") -> "Any":
         """Yield the results of a function; one that the program's iterator ends is an error."""
-        for row in zip(*items, strict=False):
+        for row in self.look(zip(*items, strict=False)):
             yield function(*row)
+
+    def filter(self, function: "Any", items: "Any") -> "Any":
+        """Yield the items of which a function is true, or that are."""
+        for item in self.look(items):
+            if function(item) if function else item:
+                yield item
+
+    def eval(self, source: "Any", *scopes: "Any") -> "Any":
+        """Evaluate an expression of plain values, and of names in `scopes`; other code may be the program's."""
+        import ast
+
+        tree = ast.parse(source.strip(), mode="eval")
+        known = _EVALUATED.union(*scopes)
+        signs = ast.operator | ast.unaryop | ast.cmpop | ast.boolop
+        for node in ast.walk(tree):
+            called = getattr(node, "func", node)
+            is_known = isinstance(called, ast.Name) and called.id in known
+            if not (is_known or isinstance(node, signs) or type(node).__name__ in _EXPRESSION):
+                raise AssertionError(f"`eval` of {source!r:.60} would run the program's code")
+        return eval(compile(tree, "test.py", "eval"), *scopes)
 
     def zip(self, *items: "Any", strict: bool = False) -> "Any":
         """Yield rows; that there are none where several are expected fails the test."""
@@ -74,9 +105,14 @@ class Assertions:
         if is_empty and max(sizes, default=0) > 1:
             raise AssertionError("expected items, got none")
 
+    def reached(self) -> None:
+        """Count that the test came this far."""
+        self.count += 1
+
     def equal(self, value: "Any", expected: "Any") -> bool:
         """Count a comparison, and keep what to say of it."""
         self.count += 1
+        self._is_empty = False
         self.difference = find_difference(value, expected, self._compare)
         return not self.difference
 
@@ -94,6 +130,8 @@ class Assertions:
             return function
 
         def call(*args: "Any", **kwargs: "Any") -> "Any":
+            if getattr(function, "__name__", "") not in ("assertTrue", "assertFalse"):
+                self._is_empty = False
             # What fails within is expected, as in `assertRaises(AssertionError, check, 3)`.
             with self.watch(BaseException, True):
                 return self.checked(function(*args, **kwargs))
@@ -136,9 +174,12 @@ class _Watch:
 
 def _has_assertions(code: "Any") -> bool:
     inner = [each for each in code.co_consts if hasattr(each, "co_names")]
-    counted = COUNTER in code.co_names and not {"checked", "equal", "asserting"}.isdisjoint(
-        code.co_names
-    )
+    counted = COUNTER in code.co_names and not {
+        "checked",
+        "equal",
+        "asserting",
+        "reached",
+    }.isdisjoint(code.co_names)
     return counted or any(map(_has_assertions, inner))
 
 
@@ -347,10 +388,12 @@ def raises(expected: "Any", *call: "Any", match: str = "", **kwargs: "Any") -> _
 
 
 class approx:  # noqa: N801
-    """A number, or a list, tuple or dict of numbers, that equals what is nearly the same."""
+    """A number, or a list, tuple, dict or array of them, that equals what is nearly the same, as pytest has it."""
 
-    def __init__(self, expected: "Any", rel: float = 1e-6, abs: float = 1e-12) -> None:
-        self.expected, self.rel, self.abs = expected, rel, abs
+    def __init__(
+        self, expected: "Any", rel: "Any" = None, abs: "Any" = None, nan_ok: bool = False
+    ) -> None:
+        self.expected, self.rel, self.abs, self.nan_ok = expected, rel, abs, nan_ok
 
     def __eq__(self, other: object) -> bool:
         return self._is_near(other, self.expected)
@@ -361,17 +404,31 @@ class approx:  # noqa: N801
     __hash__ = None  # type: ignore[assignment]
 
     def _is_near(self, value: "Any", expected: "Any") -> bool:
+        value, expected = (
+            each.tolist() if type(each).__module__ == "numpy" else each
+            for each in (value, expected)
+        )
         if isinstance(expected, dict):
             keys = isinstance(value, dict) and value.keys() == expected.keys()
             return keys and all(self._is_near(value[key], expected[key]) for key in expected)
         if isinstance(expected, list | tuple):
-            same = isinstance(value, type(expected)) and len(value) == len(expected)
+            same = isinstance(value, list | tuple) and len(value) == len(expected)
             return same and all(map(self._is_near, value, expected))
-        if value == expected:
-            return True
-        if not isinstance(value, int | float | complex) or isinstance(expected, str | bytes | None):
+        return value == expected or self._is_close(value, expected)
+
+    def _is_close(self, value: "Any", expected: "Any") -> bool:
+        from cmath import isinf, isnan
+        from numbers import Number
+
+        if not isinstance(value, Number) or not isinstance(expected, Number):
             return False
-        return bool(abs(value - expected) <= max(self.rel * abs(expected), self.abs))
+        kind: Any = complex if complex in (type(value), type(expected)) else float
+        value, expected = kind(value), kind(expected)
+        if isnan(expected) or isinf(expected):
+            return self.nan_ok and isnan(expected) and isnan(value)
+        absolute = 1e-12 if self.abs is None else self.abs
+        relative = self.rel if self.rel is not None or self.abs is not None else 1e-6
+        return abs(value - expected) <= max(absolute, (relative or 0) * abs(expected))
 
 
 def fail(reason: str = "", **_: object) -> None:

@@ -57,6 +57,18 @@ _KINDS: "dict[str, tuple[Callable[..., Any], Callable[..., Any] | None]]" = {
     },
     "decimal.Decimal": (lambda value: [str(value)], None),
     "fractions.Fraction": (lambda value: [value.numerator, value.denominator], None),
+    "re.Pattern": (
+        lambda value: [value.pattern, value.flags],
+        lambda *parts: __import__("re").compile(*parts),
+    ),
+    "uuid.UUID": (lambda value: [str(value)], None),
+    **{
+        f"{module}.PosixPath": (
+            lambda value: [str(value)],
+            lambda text: _find("pathlib.Path")(text),
+        )
+        for module in ("pathlib", "pathlib._local")
+    },
     "re.Match": (
         lambda value: [value.re.pattern, value.re.flags, value.string, value.start(), value.endpos],
         lambda pattern, flags, *where: __import__("re").compile(pattern, flags).match(*where),
@@ -248,11 +260,13 @@ def make_error(
 ) -> BaseException:
     """Return the exception that was described."""
     values = {name: decode(value, _reject) for name, value in plain.items()}
+    kind, arguments = find_class(names), values.pop("args", (text,))
     try:
-        arguments: Any = values.pop("args", (text,))
-        error = find_class(names)(*arguments)
+        error = kind(*arguments)  # type: ignore[misc]
     except Exception:
-        error = Exception(text)
+        # Its arguments are not those that it was made of.
+        error = kind.__new__(kind)
+        error.args = (text,)
     vars(error).update(values, _text=text)
     error.__cause__ = make_error(*cause) if cause else None
     return error
@@ -268,7 +282,7 @@ def find_class(names: "list[list[str]]") -> "type[BaseException]":
     made: list[Any] = []
     for module, name in reversed(names):
         known = None
-        if module in ("test", "program") or module in sys.stdlib_module_names:
+        if not module.startswith("grpo_cli"):
             known = getattr(sys.modules.get(module), name, None)
         if not isinstance(known, type) or not issubclass(known, BaseException):
             content = {"__str__": _read_text, "__module__": module}

@@ -28,7 +28,7 @@ def count_assertions(code: str) -> str:
         isinstance(each, ast.Assert) or _is_failure(each) for each in ast.walk(counter.tree)
     )
     counted = ast.unparse(ast.fix_missing_locations(counter.tree))
-    return f"{counted}\n{COUNTER}.checked(True)" if may_fail and not counter.count else counted
+    return f"{counted}\n{COUNTER}.reached()" if may_fail and not counter.count else counted
 
 
 class _Counter(ast.NodeTransformer):
@@ -45,6 +45,9 @@ class _Counter(ast.NodeTransformer):
     def visit(self, node: ast.AST) -> ast.AST:
         """Count what a part of the test asserts, and watch for exceptions that it should not raise."""
         is_condition, before = node in self._conditions, self._must_raise
+        if isinstance(node, ast.Assert) and isinstance(node.test, ast.Tuple):
+            # `assert (f(3) == 4, "four")` means something else, and is always true.
+            node.test, node.msg = [*node.test.elts, None][:2]  # type: ignore[assignment]
         if isinstance(node, ast.Try):
             self._must_raise = any(map(_is_failure, [*node.body, *node.orelse]))
             if not self._must_raise and _hides_exceptions(node):
@@ -78,6 +81,8 @@ class _Counter(ast.NodeTransformer):
                 node.body.insert(0, self._mark())
             case ast.Try() if is_condition and node.handlers:
                 node.orelse.insert(0, self._mark())
+            case ast.For() | ast.comprehension():
+                node.iter = _method("look", node.iter, owner=RESULTS)
             case ast.Expr(ast.Call() as call) if _is_chain(call):
                 node.value = _discard(call)
             case ast.Name(ctx=ast.Load()) | ast.Attribute(ctx=ast.Load()) if _asserts(node):
@@ -89,7 +94,7 @@ class _Counter(ast.NodeTransformer):
         return _method(method, *values)
 
     def _mark(self) -> ast.stmt:
-        return ast.Expr(self._call("checked", ast.Constant(None)))
+        return ast.Expr(self._call("reached"))
 
     def _watch(self, body: Any, kind: str = "") -> ast.stmt:
         kind = kind or ("AssertionError" if self._must_raise else "BaseException")

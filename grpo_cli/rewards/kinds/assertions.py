@@ -172,6 +172,10 @@ def find_unsupported(body: Sequence[ast.stmt]) -> str:
                 return f"`{name}`"
             case ast.Attribute(ast.Name("sys"), "stdin" | "stdout" | "stderr" as name, ast.Store()):
                 return f"`sys.{name} = …`"
+            case ast.Call(ast.Name("exec")) | ast.Attribute(
+                ast.Name("pickle" | "dill" | "joblib"), "load" | "loads"
+            ):
+                return f"`{ast.unparse(node):.40}`, which would run the program's code in the test"
             case ast.Attribute(ast.Name("inspect"), name) if name in _INSPECTED:
                 return f"`inspect.{name}`"
             case ast.ImportFrom() | ast.Attribute(attr="patch"):

@@ -64,7 +64,7 @@ class CodeParams(RewardParams):
     named like one of Python's is taken from the program if `function` names it or the test imports it (`from
     solution import sum`), and `np`, `pd`, `torch` and the like are packages, imported or not. A row whose tests
     use no name of the program is an error. What crosses is a copy: exact numbers, texts, bytes, None, lists,
-    tuples, dicts and sets, named tuples (without functions), dates, fractions, `deque`, `Counter`,
+    tuples, dicts and sets, named tuples (without functions), dates, fractions, paths, `deque`, `Counter`,
     `defaultdict` and the like. Iterators, generators and functions can be used, but not compared. A value that
     cannot be copied (a list in itself) gives 0, whatever the test catches. Expected values never enter the
     program's process. An object of the program's own class has methods, attributes and operators if the test
@@ -78,8 +78,9 @@ class CodeParams(RewardParams):
     so of a method that returns its own object, if the test keeps that: `t = Tree().add(5)`, then `5 in t`.
 
     A test is passed only if an assertion ran: `for a, b in zip(f(3), [1, 2]): assert a == b` gives 0 to an
-    empty result, and so does `all(a == b for …)`. NaN has no order: `if abs(f(2) - 4) > 0.1: raise …` fails
-    with it. Assertions are `assert` and functions named so (`self.assertEqual`, `pytest.raises`). In a
+    empty result, and so does a condition after a loop over nothing (`all(a == b for …)`, `assert same(f(3), [1,
+    2])`). NaN fails a test that does not name it, so `if abs(f(2) - 4) > 0.1: raise …` does not pass with it.
+    Assertions are `assert` and functions named so (`self.assertEqual`, `pytest.raises`). In a
     function or top-level code that has none but can fail (`raise`, `assert False`, `fail()`, `exit()`),
     conditions are: `if f(2) != 4: sys.exit(1)`. They count where they run, also in functions that the test or
     the program calls; each test function or method that has some needs one. A test that calls `exit` fails
@@ -88,13 +89,15 @@ class CodeParams(RewardParams):
     comes first, all calls of a `try` that asserts are meant. Such exceptions are right in `pytest.raises`, in
     `assertRaises`, and in a `try` that goes on to `assert False`, `fail()` or `raise`.
 
-    Tests that can be forged: a test that asks the program to judge itself. It may take its cases from the
-    program, call helpers that the program defines (HumanEval's `poly` and `encode_cyclic`), compare identity
-    (`is`) with what it passed, compare a result with a list that it passed and the program changed, call special
-    methods (`a.__eq__(b)`), compare an empty result by broadcasting (`np.allclose(f(x), [1])`) or in one of
-    several loops, ask an array of NaN what is greater, ask the attribute of a difference (`(f(x) - 5).value ==
-    0`), pass over calls that raise (`try: r = f(x)`, `except Exception: continue`), or run in a context manager
-    of the program, which suppresses exceptions other than a failed assertion.
+    Tests that can be forged: a test that asks the program to judge itself, or that passes with what no right
+    program returns. It may take its cases from the program, call helpers that the program defines (HumanEval's
+    `poly` and `encode_cyclic`), compare identity (`is`) with what it passed, compare a result with a list that
+    it passed and the program changed, call special methods (`a.__eq__(b)`), subtract what it expects from an
+    object (`abs(Money(5) - 4) < 0.1`, `(f(x) - 5).value == 0`), compare an empty result by broadcasting
+    (`np.allclose(f(x), [1])`), in one of several loops, or by the number of its errors (`errors == 0`), ask
+    whether a result has one value (`5 in f(x)` of all numbers), take any exception for an answer (`except
+    Exception: continue`, or with assertions that are true of any), leave exceptions in threads, or run in a
+    context manager of the program, which suppresses exceptions other than a failed assertion.
 
     What tests can pass: plain data, functions (with their parameters and `__doc__`), and objects of classes that
     they define. Lists and the like that crossed stay one object, as in Python: what the program changes is
@@ -106,9 +109,9 @@ class CodeParams(RewardParams):
     (`module`, `function`, `class`, `method`), `pytest.raises`, `approx`, `fixture` (`scope`, `autouse`) and
     `mark.parametrize`; imports from `solution`, `main` and the like are the program's names. A row is an error
     if its tests use anything else of pytest (`warns`, `mark.xfail`, its own fixtures such as `capsys`, `params`
-    of a fixture), `assertWarns`, `assertLogs`, `catch_warnings(record=True)`, `inspect.signature`, `async def`,
-    `mock.patch` or `importlib.reload`, redirect input or output (`sys.stdin = …`, `redirect_stdout`), or derive
-    a class from one of the program's that is not an exception.
+    of a fixture), `assertWarns`, `assertLogs`, `catch_warnings(record=True)`, `inspect.signature`, `exec`,
+    `pickle.loads`, `async def`, `mock.patch` or `importlib.reload`, redirect input or output (`sys.stdin = …`,
+    `redirect_stdout`), or derive a class from one of the program's that is not an exception.
 
     Source: the test formats of APPS (Hendrycks et al. 2021), MBPP (Austin et al. 2021) and
     HumanEval (Chen et al. 2021).
