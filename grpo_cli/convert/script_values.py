@@ -19,6 +19,8 @@ _SYMBOLS = {
     "peft.TaskType.CAUSAL_LM": "CAUSAL_LM",
 }
 """Attributes of other packages that a config writes as text."""
+_LARGEST = 100_000
+"""Characters, items or bits of a value that is computed."""
 _EVENTS = ("without an error", "after an error", "in the loop of")
 """Beginnings of conditions that are not code."""
 _MOST_OPTIONS = 8
@@ -347,11 +349,14 @@ def line_of(node: ast.AST) -> int:
 
 
 def compute(function: Callable[..., Any], values: list[Any]) -> Any:
-    """Return the result of a pure function of plain values, or MISSING if it fails."""
+    """Return the result of a pure function of plain values, or MISSING if it fails or is too large."""
     try:
-        return MISSING if MISSING in values else function(*values)
+        result = MISSING if MISSING in values else function(*values)
+        size = result.bit_length() if isinstance(result, int) else 0
+        size = len(result) if hasattr(result, "__len__") else size
     except Exception:  # of the script's own code: it would fail there too
         return MISSING
+    return result if size <= _LARGEST else MISSING
 
 
 def _power(base: Any, exponent: Any) -> Any:

@@ -120,3 +120,10 @@ def test_a_name_that_a_loop_gives_several_values_is_named_with_all_of_them():
     assert "0.1, or 0.2" in report.to_do["training.beta"]
     assert "1e-05" in report.to_do["training.learning_rate"]
     assert "2e-05" in report.to_do["training.learning_rate"]
+
+
+def test_values_that_double_in_a_loop_are_not_computed():
+    body = "s, n = 'a', 2\nfor i in range(60):\n    s, n = s + s, n * n\n"
+    report = convert(f"{body}args = GRPOConfig(run_name=s, max_steps=n, beta=0.1)")
+    assert report.recipe["training"] == {"beta": 0.1}
+    assert report.to_do.keys() >= {"logging.run_name", "training.max_steps"}
