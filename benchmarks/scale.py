@@ -71,6 +71,16 @@ def write_rows(path: Path, count: int) -> None:
             file.write(json.dumps({"question": text, "answer": str(number % 97)}) + "\n")
 
 
+def write_log(path: Path, count: int) -> None:
+    draw = random.Random(1)
+    names = [f"rewards/{name}/{what}" for name in "abcdefgh" for what in ("mean", "std")]
+    names += ["loss", "grad_norm", "entropy", "kl", "reward_std", "frac_reward_zero_std"]
+    with path.open("w") as file:
+        for step in range(1, count + 1):
+            record = {name: round(draw.random(), 6) for name in names}
+            file.write(json.dumps({**record, "reward": draw.random(), "step": step}) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     for name, count in (("rows", 2_000_000), ("records", 200_000), ("runs", 10_000)):
@@ -94,6 +104,9 @@ def main() -> None:
             for command in (["runs", "show"], ["diagnose"], ["report"], ["watch"]):
                 name = f"{' '.join(command)}, {chosen.records:,} records"
                 measure(name, [*command, run], folder)
+            log = folder / "train.jsonl"
+            write_log(log, chosen.records)
+            measure(f"diagnose a log, {chosen.records:,} records", ["diagnose", str(log)], folder)
         if chosen.runs:
             many = f"[make_finished_run(Path(folder) / 'many', n) for n in range({chosen.runs})]"
             make("run_folders", many, folder)

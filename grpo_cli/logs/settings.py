@@ -28,6 +28,11 @@ _CONFIGS = (
 )
 """Files that tools write beside a log."""
 _CLOSE = 1e-6
+_FEWEST = 20
+"""Records in which a reward is never above 0, from which on it is a penalty."""
+_LOWEST = 1e6
+_COMPARED = 1000
+"""Records in which means are compared with spreads."""
 _PINNED = 3
 """Records whose greatest length is the same, from which on it is the limit."""
 _LORA_NAMES = ("lora_r", "lora_rank", "peft_config", "lora_alpha")
@@ -146,7 +151,8 @@ def estimate_clipped(metrics: Metrics, limit: int) -> bool:
 
 def is_right_or_wrong(metrics: Metrics, reward: str) -> bool:
     """Return whether a reward is 0 or 1: its variance is then that of a share, m·(1 − m)."""
-    means, stds = (metrics.series.get(f"rewards/{reward}/{what}", ()) for what in ("mean", "std"))
+    both = (metrics.series.get(f"rewards/{reward}/{what}", ()) for what in ("mean", "std"))
+    means, stds = (points[:_COMPARED] for points in both)
     spreads = dict(stds)
     ratios = []
     for step, mean in means:
@@ -157,6 +163,16 @@ def is_right_or_wrong(metrics: Metrics, reward: str) -> bool:
     # An average over several steps is a little lower, a sample's variance a little higher.
     close = [ratio for ratio in ratios if 0.75 < ratio < 1.25]
     return len(ratios) >= _PINNED and len(close) > 0.8 * len(ratios)
+
+
+def find_bounds(metrics: Metrics, reward: str) -> dict[str, tuple[float, float]]:
+    """Return the bounds of a reward as a recipe has them, if its records show them."""
+    means = metrics.values(f"rewards/{reward}/mean")
+    if is_right_or_wrong(metrics, reward):
+        return {"clip": (0.0, 1.0)}
+    # A penalty is never above 0, and seldom exactly 0 in all completions of every record.
+    is_penalty = len(means) >= _FEWEST and max(means) <= 0 and min(means) < 0
+    return {"clip": (-_LOWEST, 0.0)} if is_penalty else {}
 
 
 def make_recipe(settings: Mapping[str, Any], metrics: Metrics) -> Recipe:
@@ -171,7 +187,7 @@ def make_recipe(settings: Mapping[str, Any], metrics: Metrics) -> Recipe:
                 "kind": "python",
                 "path": "unknown.py:score",
                 "name": f"{at}.{_ODD.sub('_', name)}",
-                **({"clip": [0.0, 1.0]} if is_right_or_wrong(metrics, name) else {}),
+                **find_bounds(metrics, name),
             }
             for at, name in enumerate(rewards)
         ],

@@ -1,10 +1,8 @@
 """Rules on the rewards beside each other: whether each has a say, and whether they pull apart."""
 
-from itertools import permutations
 from math import isinf
 
 from grpo_cli.analysis.diagnosis.history import (
-    Change,
     History,
     change_between,
     judges,
@@ -59,16 +57,22 @@ def rewards_apart(history: History) -> Issue | None:
     """The model is rewarded for form and stops being right: the reward is being gamed."""
     rewards = [each for each in history.rewards() if each[2].weight > 0]
     judging = {entry.kind for _, _, entry in rewards if judges(entry)} or MAY_JUDGE
-    for (_, answer, entry), (place, other, other_entry) in permutations(rewards, 2):
-        if entry.kind not in judging or judges(other_entry):
+    for _, answer, entry in rewards:
+        peak = history.peak(f"rewards/{answer}/mean") if entry.kind in judging else None
+        fall = change_between(peak.values, history.last(f"rewards/{answer}/mean")) if peak else None
+        if peak is None or fall is None or not fall.falls(_LEAST_FALL * abs(fall.before)):
             continue
-        if changes := _compare_since_peak(history, answer, other):
-            fall, rise = changes
-            seen = (
-                f"`{answer}` fell from its best {fall.before:.3g} to {fall.now:.3g} (by more than "
-                f"{_LEAST_FALL:.0%}), while `{other}` rose from {rise.before:.3g} to {rise.now:.3g}"
-            )
-            return Issue(seen, less_weight(history, place, other, other_entry))
+        for place, other, other_entry in rewards:
+            beside = f"rewards/{other}/mean"
+            rise = change_between(history.up_to(beside, peak.step, 10), history.last(beside))
+            if other == answer or judges(other_entry) or rise is None:
+                continue
+            if rise.rises(_LEAST_RISE * max(abs(rise.before), abs(rise.now))):
+                seen = (
+                    f"`{answer}` fell from its best {fall.before:.3g} to {fall.now:.3g} (by more than "
+                    f"{_LEAST_FALL:.0%}), while `{other}` rose from {rise.before:.3g} to {rise.now:.3g}"
+                )
+                return Issue(seen, less_weight(history, place, other, other_entry))
     return None
 
 
@@ -78,19 +82,6 @@ def less_weight(history: History, place: int, name: str, entry: RewardConfig) ->
     if history.advice.is_own:
         edit = f"`rewards.{place}.weight: {entry.weight / 5:.2g}` (it is {entry.weight:g})"
     return f"{edit}, or narrow `{name}` to what only right answers have; {history.advice.read_best}"
-
-
-def _compare_since_peak(history: History, answer: str, other: str) -> tuple[Change, Change] | None:
-    """Return how two rewards have changed since the first was best, if it fell and the other rose."""
-    metric, beside = f"rewards/{answer}/mean", f"rewards/{other}/mean"
-    if (peak := history.peak(metric)) is None:
-        return None
-    fall = change_between(peak.values, history.last(metric))
-    rise = change_between(history.up_to(beside, peak.step, 10), history.last(beside))
-    if fall is None or rise is None or not fall.falls(_LEAST_FALL * abs(fall.before)):
-        return None
-    rose = rise.rises(_LEAST_RISE * max(abs(rise.before), abs(rise.now)))
-    return (fall, rise) if rose else None
 
 
 @Rule(

@@ -37,6 +37,8 @@ COLLAPSED = 0.01
 _MOST_REPEATED, _NEARLY_ALL, _FEW_TOKENS = 0.5, 0.95, 20
 """Answers of fewer tokens are often equal because there is one right way to put them."""
 MANY_CLIPPED, _MOST_CLIPPED = 0.5, 0.8
+_LEAST_RISE = 0.1
+"""Of a reward's size or spread: a smaller rise does not make up for answers that are cut off."""
 _GROWTH, _NEAR_LIMIT, _SHRINKAGE = 2.0, 0.8, 0.25
 _BEGUN = 3
 """Records that the first length is the mean of: a length that is rewarded changes within ten steps."""
@@ -179,7 +181,9 @@ def truncation(history: History) -> Issue | None:
         f"(at most {MANY_CLIPPED:.0%}{error}), and no fewer towards the end{left_out}"
     )
     fix = f"{history.advice.edit(_LIMIT, 2 * limit)}, or a prompt that asks for shorter answers"
-    if history.has_risen(LIKELY):
+    change = history.change("reward")
+    scale = max(abs(change.before), *history.first("reward_std", 1), 0.0) if change else 0.0
+    if history.has_risen(LIKELY) and change and change.difference > _LEAST_RISE * scale:
         return Issue(f"{seen}; the reward rises all the same", fix, level="note")
     return Issue(seen, fix, level="error" if severe else "warning")
 

@@ -121,6 +121,18 @@ def test_a_reward_that_is_centred_in_its_group_is_not_the_reward(tmp_path):
     assert "reward" in run.remarks
 
 
+@pytest.mark.parametrize(
+    ("mean", "std", "bounds"),
+    [(0.5, 0.5, (0.0, 1.0)), (0.5, 0.1, None), (-0.02, 0.1, (-1e6, 0.0)), (3.0, 0.5, None)],
+)
+def test_bounds_of_a_reward_are_taken_from_its_records(tmp_path, mean, std, bounds):
+    records = [
+        {"step": step, "reward": mean, "rewards/a/mean": mean, "rewards/a/std": std}
+        for step in range(1, 41)
+    ]
+    assert read(tmp_path, as_lines(records)).recipe.rewards[0].clip == bounds
+
+
 def test_a_loss_that_is_nan_is_found_in_one_record(tmp_path):
     line = "step:59 - actor/kl_loss:nan - actor/entropy_loss:nan - actor/pg_loss:nan - actor/grad_norm:nan -"
     run = read(tmp_path, line)
