@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 _BINARY = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift".split()
 ARITHMETIC = [f"__{side}{name}__" for name in _BINARY for side in ("", "r", "i")]
+ARITHMETIC += ["__divmod__", "__rdivmod__"]
 COMPARISONS = [f"__{name}__" for name in "eq lt le gt ge".split()]
 PLAIN = (int, float, complex, str, bytes, list, tuple, dict, set, frozenset)
 _OF_FUNCTIONS = ("__repr__", "__enter__", "__exit__")
@@ -66,12 +67,15 @@ def _copy_plain(value: "Any") -> "Any":
 _ACTIONS: "dict[str, Callable[..., Any]]" = {
     **{
         f"__{name}__": getattr(builtins, name)
-        for name in "len bool str repr abs int float reversed round hash format".split()
+        for name in "len bool str repr abs int float complex bytes reversed round hash format".split()
     },
     **{
         f"__{name}__": getattr(operator, name)
-        for name in "neg invert getitem setitem delitem contains".split()
+        for name in "neg pos invert index getitem setitem delitem contains".split()
     },
+    "__ceil__": lambda value: __import__("math").ceil(value),
+    "__floor__": lambda value: __import__("math").floor(value),
+    "__trunc__": lambda value: __import__("math").trunc(value),
     **{f"__i{name}__": getattr(operator, f"__i{name}__") for name in _BINARY},
     "__next__": next,
     "__copy__": lambda value: __import__("copy").copy(value),

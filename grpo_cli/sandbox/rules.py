@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any, NoReturn
 
-_NUMERIC = [*ARITHMETIC, *(f"__{name}__" for name in "abs int float round neg bool len".split())]
+_NUMBERS = "abs int float complex index round ceil floor trunc neg pos bool len".split()
+_NUMERIC = [*ARITHMETIC, *(f"__{name}__" for name in _NUMBERS)]
 _NOT_FINITE = re.compile(
     r"nan|(?<![a-z])(is|not|fill|drop)?_?(inf|infinity|finite|na|null)(?![a-z])", re.IGNORECASE
 )

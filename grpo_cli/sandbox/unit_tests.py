@@ -92,7 +92,10 @@ class Assertions:
             is_known = isinstance(called, ast.Name) and called.id in known
             if not (is_known or isinstance(node, signs) or type(node).__name__ in _EXPRESSION):
                 raise AssertionError(f"`eval` of {source!r:.60} would run the program's code")
-        return eval(compile(tree, "test.py", "eval"), *scopes)
+        value = eval(compile(tree, "test.py", "eval"), *scopes)
+        if value != value:
+            raise AssertionError(f"`eval` of {source!r:.60} is not a number")
+        return value
 
     def zip(self, *items: "Any", strict: bool = False) -> "Any":
         """Yield rows; that there are none where several are expected fails the test."""

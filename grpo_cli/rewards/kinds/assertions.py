@@ -157,6 +157,7 @@ def _is_test(part: ast.stmt) -> bool:
 
 def find_unsupported(body: Sequence[ast.stmt]) -> str:
     """Return a form of tests that cannot be run; empty if there is none."""
+    own = {part.name for part in body if isinstance(part, ast.FunctionDef)}
     for node in _walk(body):
         match node:
             case ast.AsyncFunctionDef() | ast.Attribute(value=ast.Name(id="asyncio")):
@@ -192,7 +193,7 @@ def find_unsupported(body: Sequence[ast.stmt]) -> str:
                 decorators = "\n".join(map(ast.unparse, node.decorator_list))
                 if _is_test(node) or "fixture" in decorators:
                     for arg in args.args:
-                        if arg.arg in _FIXTURES and arg.arg not in decorators:
+                        if arg.arg in _FIXTURES - own and arg.arg not in decorators:
                             return f"the fixture `{arg.arg}`"
     return ""
 

@@ -77,10 +77,10 @@ class CodeParams(RewardParams):
     after it was given some by an operator or by a method that data have too (`union`, `get`, `count`). This is
     so of a method that returns its own object, if the test keeps that: `t = Tree().add(5)`, then `5 in t`.
 
-    A test is passed only if an assertion ran: `for a, b in zip(f(3), [1, 2]): assert a == b` gives 0 to an
-    empty result, and so does a condition after a loop over nothing (`all(a == b for …)`, `assert same(f(3), [1,
-    2])`). NaN fails a test that does not name it, so `if abs(f(2) - 4) > 0.1: raise …` does not pass with it.
-    Assertions are `assert` and functions named so (`self.assertEqual`, `pytest.raises`). In a
+    A test is passed only if an assertion ran: `for a, b in zip(f(3), [1, 2]): assert a == b` gives 0 to an empty
+    result, and so does a condition after a loop over nothing (`all(a == b for …)`, `assert same(f(3), [1, 2])`).
+    NaN among the program's numbers fails a test that does not name it, so `if abs(f(2) - 4) > 0.1: raise …` does
+    not pass with it. Assertions are `assert` and functions named so (`self.assertEqual`, `pytest.raises`). In a
     function or top-level code that has none but can fail (`raise`, `assert False`, `fail()`, `exit()`),
     conditions are: `if f(2) != 4: sys.exit(1)`. They count where they run, also in functions that the test or
     the program calls; each test function or method that has some needs one. A test that calls `exit` fails
@@ -103,15 +103,16 @@ class CodeParams(RewardParams):
     they define. Lists and the like that crossed stay one object, as in Python: what the program changes is
     changed in the test, and the other way round, so compare with a copy: `f(x) == sorted(x)` is true of a
     function that empties `x`. Globals of the program that a test uses and that hold data are kept equal in both.
-    Arrays of NumPy and tables of pandas (without dates) are copies. `random.seed` counts in both. A test cannot
-    receive coroutines.
+    Arrays of NumPy and tables of pandas (without dates) are copies. `random.seed` counts in both. Objects of
+    other libraries have attributes, and methods that data do not have. A call from a test into the program takes
+    about half a millisecond. A test cannot receive coroutines.
     Test functions and classes (`test_…`, `unittest.TestCase`) are run, with `setup_…` and `teardown_…`
     (`module`, `function`, `class`, `method`), `pytest.raises`, `approx`, `fixture` (`scope`, `autouse`) and
     `mark.parametrize`; imports from `solution`, `main` and the like are the program's names. A row is an error
     if its tests use anything else of pytest (`warns`, `mark.xfail`, its own fixtures such as `capsys`, `params`
-    of a fixture), `assertWarns`, `assertLogs`, `catch_warnings(record=True)`, `inspect.signature`, `exec`,
-    `pickle.loads`, `async def`, `mock.patch` or `importlib.reload`, redirect input or output (`sys.stdin = …`,
-    `redirect_stdout`), or derive a class from one of the program's that is not an exception.
+    of a fixture), `assertWarns`, `assertLogs`, `catch_warnings(record=True)`, `inspect.signature` and the like,
+    `exec`, `pickle.loads`, `async def`, `mock.patch` or `importlib.reload`, redirect input or output (`sys.stdin
+    = …`, `redirect_stdout`), or derive a class from one of the program's that is not an exception.
 
     Source: the test formats of APPS (Hendrycks et al. 2021), MBPP (Austin et al. 2021) and
     HumanEval (Chen et al. 2021).

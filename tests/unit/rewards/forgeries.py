@@ -1979,3 +1979,4 @@ ordinary('empty-helper', 'def f(*a): return []', 'def same(x, y):\n    for i in 
 ordinary('empty-flag', 'def f(*a): return []', 'r, ok = f(3), True\nfor i in range(len(r)):\n    if r[i] != [1, 2][i]:\n        ok = False\nassert ok')
 ordinary('empty-map', 'def f(*a): return []', 'assert sum(map(lambda a, b: abs(a - b), f(3), [1, 2])) < 1e-6')
 ordinary('assert-tuple', 'def f(*a): return []', "assert (f(3) == 5, 'five')")
+ordinary('eval-nan', "def f(*a): return '1e999-1e999'", 'if abs(eval(f([4, 6])) - 24) > 1e-6:\n    raise ValueError')
