@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from grpo_cli.logs.run import LogRun
 
 
+_MOST_NAMES = 10
+"""Skipped rules that are named; `--json` names all."""
 LIMIT, GROUP = "generation.max_completion_length", "generation.num_generations"
 
 
@@ -107,7 +109,8 @@ def _print_diagnosis(found: "Diagnosis", failure: str | None) -> None:
     if found.skipped:
         console.print()
     for why, names in found.skipped_by_reason().items():
-        console.print(f"skipped: {', '.join(names)} ({why})", style="dim")
+        which = ", ".join(names) if len(names) <= _MOST_NAMES else count_noun(len(names), "rule")
+        console.print(f"skipped: {which} ({why})", style="dim")
 
 
 def _say_verdict(found: "Diagnosis") -> Text:

@@ -127,8 +127,8 @@ def flat_reward(history: History) -> Issue | None:
         f"{len(points)} records); its slope is {slope:.1f} standard errors (above {LIKELY:g} is a rise)"
     )
     fix = (
-        f"{try_rewards(history)}: right answers must score more than wrong ones, and some of both must be "
-        f"sampled; then easier prompts, or {faster(history)}"
+        f"{try_rewards(history)} shows whether right answers score more than wrong ones; if they do, easier "
+        f"prompts, or {faster(history)}"
     )
     # Of a slow rise, more records may tell.
     slow = slope > _SLOW and len(points) < _SLOW_RECORDS

@@ -169,9 +169,11 @@ def slower(history: History) -> str:
 
 
 def faster(history: History) -> str:
-    """Return the fix of a higher learning rate: the usual one, or twice one that is as high."""
-    rate, rates = history.recipe.training.learning_rate, usual_rates(history)
-    return history.advice.edit(RATE, f"{max(rates.usual, 2 * rate):.2g}", "a higher")
+    """Return the fix of a higher learning rate: the usual one, or twice one that is as high and may be higher."""
+    higher, rates = 2 * history.recipe.training.learning_rate, usual_rates(history)
+    if higher > rates.most:
+        return slower(history)
+    return history.advice.edit(RATE, f"{max(rates.usual, higher):.2g}", "a higher")
 
 
 def more_kl(history: History) -> str:
