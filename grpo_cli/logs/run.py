@@ -75,9 +75,9 @@ class LogRun(RunReport):
     """A run of another tool; raises `RunError` if the log is of another training, `UsageError` if it is none."""
 
     def __init__(self, path: Path, known: Known = NOTHING_KNOWN) -> None:
-        super().__init__(RunFolder(path), str(path))
-        self._known = known
         self.log = find_log(path)
+        super().__init__(RunFolder(path), str(self.log if path.is_dir() else path))
+        self._known = known
         self._shown = 0
         """The newest step that `refresh` has returned."""
         self._read()
@@ -269,8 +269,14 @@ def find_log(path: Path) -> Path:
         return path
     for pattern in _IN_FOLDER:
         if files := [each for each in path.glob(pattern) if each.is_file()]:
-            return max(files, key=lambda each: (each.stat().st_mtime, each))
+            # The copy of a checkpoint has the time at which it was made, so its number comes first.
+            return max(files, key=lambda each: (_number(each.parent), each.stat().st_mtime, each))
     raise UsageError(f"{path} is neither a run folder nor a folder with a log", "name the file")
+
+
+def _number(folder: Path) -> int:
+    number = folder.name.rpartition("-")[2]
+    return int(number) if number.isdecimal() else 0
 
 
 def _copy_stdin() -> Path:

@@ -77,9 +77,11 @@ def _started_last(statuses: dict[RunFolder, Status]) -> RunFolder | None:
 def _explain_unknown(root: Path, name: str, path: Path) -> UsageError:
     if path.is_dir():
         return UsageError(
-            f"{name} is not a run folder: it has no resolved.json",
-            "name a folder under runs/<name>/; `grpo runs list` shows them",
+            f"{name} is not a run folder: it has no resolved.json, nor a log of a training",
+            "name a folder under runs/<name>/ (`grpo runs list` shows them), or a log",
         )
+    if path.suffix:
+        return UsageError(f"{path} does not exist", "name a log, or a run by its folder or name")
     runs = [run.path for run in list_folders(root)]
     names = dict.fromkeys(run.parent.name for run in runs)
     close = nearest(name, [*names, *(f"{run.parent.name}/{run.name}" for run in runs)])

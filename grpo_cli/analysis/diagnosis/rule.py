@@ -164,7 +164,9 @@ def usual_rates(history: History) -> Rates:
 def slower(history: History) -> str:
     """Return the fix of a lower learning rate: a fraction of it, or the usual one if it is far above."""
     rate, rates = history.recipe.training.learning_rate, usual_rates(history)
-    lower = rates.usual if rate > rates.most else rate / _SLOWER
+    # The usual one, if it may be that of adapters.
+    usual = LORA.usual if "model.lora" in history.advice.unknown else rates.usual
+    lower = usual if rate > rates.most else rate / _SLOWER
     return history.advice.edit(RATE, f"{lower:.2g}", "a lower")
 
 

@@ -37,8 +37,6 @@ COLLAPSED = 0.01
 _MOST_REPEATED, _NEARLY_ALL, _FEW_TOKENS = 0.5, 0.95, 20
 """Answers of fewer tokens are often equal because there is one right way to put them."""
 MANY_CLIPPED, _MOST_CLIPPED = 0.5, 0.8
-_ALL_CLIPPED = 0.95
-"""Of the completions, from the first record on: the model has no room for an answer."""
 _LEAST_RISE = 0.1
 """Of a reward's size or spread: a smaller rise does not make up for answers that are cut off."""
 _GROWTH, _NEAR_LIMIT, _SHRINKAGE = 2.0, 0.8, 0.25
@@ -162,7 +160,7 @@ def _one_answer(recipe: Recipe) -> str | None:
     (_CLIPPED,),
     skip_reason=_one_answer,
     threshold=f"a mean above {MANY_CLIPPED} that does not fall (an error above {_MOST_CLIPPED} if a reward "
-    "judges answers); a note if the reward rises, and not all were cut off from the start",
+    "judges answers); a note if the reward rises",
     source=f"{MANY_CLIPPED} is {PROBE}; {_MOST_CLIPPED}: {AXOLOTL}",
 )
 def truncation(history: History) -> Issue | None:
@@ -185,13 +183,7 @@ def truncation(history: History) -> Issue | None:
     fix = f"{history.advice.edit(_LIMIT, 2 * limit)}, or a prompt that asks for shorter answers"
     change = history.change("reward")
     scale = max(abs(change.before), *history.first("reward_std", 1), 0.0) if change else 0.0
-    always = min(map(fmean, (history.first(_CLIPPED, 10), history.last(_CLIPPED)))) > _ALL_CLIPPED
-    if (
-        not always
-        and history.has_risen(LIKELY)
-        and change
-        and change.difference > _LEAST_RISE * scale
-    ):
+    if history.has_risen(LIKELY) and change and change.difference > _LEAST_RISE * scale:
         return Issue(f"{seen}; the reward rises all the same", fix, level="note")
     return Issue(seen, fix, level="error" if severe else "warning")
 

@@ -6,7 +6,7 @@ import sqlite3
 import pytest
 
 from grpo_cli.errors import RunError, UsageError
-from grpo_cli.logs.run import Known, LogRun, open_run
+from grpo_cli.logs.run import Known, LogRun, find_log, open_run
 from tests.unit.logs.samples import FORMS, as_console, as_lines, as_verl, dead, learning
 
 NOTHING = Known()
@@ -217,3 +217,11 @@ def test_completions_tell_how_groups_were_scored(tmp_path):
     assert run.values("frac_reward_zero_std") == [0.25]
     assert run.values("completions/repeated_share") == [0.5]
     assert "1 of 4 groups" in run.described
+
+
+def test_the_checkpoint_with_the_highest_number_is_read_whatever_its_time(tmp_path):
+    for number in (60, 9):
+        folder = tmp_path / f"checkpoint-{number}"
+        folder.mkdir()
+        (folder / "trainer_state.json").write_text("{}", encoding="utf-8")
+    assert find_log(tmp_path).parent.name == "checkpoint-60"
