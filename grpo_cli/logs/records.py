@@ -26,6 +26,8 @@ _CENTRED = 1e-4
 """A reward that never leaves 0 by more is centred in its group."""
 _FLAT = 1e-8
 """A spread below it is none."""
+_SPREADS = (("reward_std",), ("critic/advantages/max", "critic/advantages/min"))
+"""Metrics that are 0 if the rewards of every group are equal."""
 _BLOCK, _MOST_OTHERS = 250, 200
 
 
@@ -252,14 +254,17 @@ def derive(metrics: Metrics, rounded: Iterable[str]) -> dict[str, str]:
         remarks["reward"] = (
             f"{remarks.get('reward', 'no total is logged')}: the sum of {names} is taken"
         )
-    if "frac_reward_zero_std" not in series and "reward_std" in series:
-        spreads = series["reward_std"]
-        silent = [1.0 if abs(value) < _FLAT else 0.0 for value in spreads.values]
+    for pair in _SPREADS:
+        if "frac_reward_zero_std" in series or not all(name in series for name in pair):
+            continue
+        spreads = zip(*(series[name].values for name in pair), strict=False)
+        silent = [float(all(abs(value) < _FLAT for value in values)) for values in spreads]
         if any(silent):
             series["frac_reward_zero_std"] = Series()
-            series["frac_reward_zero_std"].extend(spreads.steps, silent)
+            series["frac_reward_zero_std"].extend(series[pair[0]].steps[: len(silent)], silent)
             remarks["frac_reward_zero_std"] = (
-                "groups count as equal in records whose `reward_std` is 0"
+                f"groups count as equal in records whose `{'` and `'.join(pair)}` "
+                f"{'are' if len(pair) > 1 else 'is'} 0"
             )
     return remarks
 

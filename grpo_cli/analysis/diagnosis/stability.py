@@ -1,5 +1,6 @@
 """Rules on whether training is stable: loss, learning rate, entropy, divergence, gradients, clipped ratios."""
 
+from itertools import takewhile
 from math import isinf
 from statistics import median
 
@@ -65,7 +66,11 @@ def nan_loss(history: History) -> Issue | None:
         newest = history.points(metric)[-_FP16_SKIPS if fp16 else -1 :]
         if newest and all(value is None for _, value in newest):
             name = "loss" if metric == "loss" else "gradient norm"
-            return Issue(f"the {name} of step {newest[-1][0]} is NaN or infinite", fix)
+            lost = [*takewhile(lambda point: point[1] is None, reversed(history.points(metric)))]
+            seen = f"the {name} of step {newest[-1][0]} is NaN or infinite"
+            if len(lost) > 1:
+                seen = f"the {name} has been NaN or infinite since step {lost[-1][0]}"
+            return Issue(seen, fix)
     return None
 
 

@@ -225,3 +225,14 @@ def test_the_checkpoint_with_the_highest_number_is_read_whatever_its_time(tmp_pa
         folder.mkdir()
         (folder / "trainer_state.json").write_text("{}", encoding="utf-8")
     assert find_log(tmp_path).parent.name == "checkpoint-60"
+
+
+def test_advantages_of_verl_that_are_all_0_tell_that_every_group_is_equal(tmp_path):
+    lines = (
+        f"step:{step} - critic/score/mean:0.310 - critic/score/max:1.000 - critic/advantages/max:0.000 - "
+        f"critic/advantages/min:0.000 - actor/pg_loss:0.000 - actor/grad_norm:0.000 - actor/lr:0.000"
+        for step in range(1, 61)
+    )
+    run = read(tmp_path, "\n".join(lines))
+    assert "no_signal" in found(run)
+    assert "critic/advantages/max" in run.remarks["frac_reward_zero_std"]
