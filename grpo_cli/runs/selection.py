@@ -80,12 +80,12 @@ def _explain_unknown(root: Path, name: str, path: Path) -> UsageError:
             f"{name} is not a run folder: it has no resolved.json, nor a log of a training",
             "name a folder under runs/<name>/ (`grpo runs list` shows them), or a log",
         )
-    if path.suffix:
-        return UsageError(f"{path} does not exist", "name a log, or a run by its folder or name")
     runs = [run.path for run in list_folders(root)]
     names = dict.fromkeys(run.parent.name for run in runs)
     close = nearest(name, [*names, *(f"{run.parent.name}/{run.name}" for run in runs)])
     hint = f"did you mean {close}? " if close else ""
     option = "" if root == Path("runs") else f" --runs {root}"
     fix = f"{hint}grpo runs list{option} shows what is there"
-    return UsageError(f"no run `{name}` is in {root.absolute()}", fix)
+    # The names of runs may have dots too.
+    where = " and no such file exists" if path.suffix and not close else ""
+    return UsageError(f"no run `{name}` is in {root.absolute()}{where}", fix)

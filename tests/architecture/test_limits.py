@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "grpo_cli"
-LINES, LOGS = 71_670, 1_675
+LINES, LOGS = 71_668, 1_536
 """Of the package without `logs/`, whose goal is 58,000, and of `logs/`."""
 CORE = 73, 16_480
 """Modules that `training/run.py` imports whatever the recipe is, and their lines; the goal is 80 and 17,000."""

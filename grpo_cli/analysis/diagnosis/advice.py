@@ -32,9 +32,7 @@ class Advice:
 
     def name(self, key: str) -> str:
         """Return what the tool calls a setting."""
-        return (
-            (self.names or {}).get(key, key.rpartition(".")[2]) if self.names is not None else key
-        )
+        return key if self.names is None else self.names.get(key, key.rpartition(".")[2])
 
     def edit(self, key: str, value: Any, way: str = "a larger") -> str:
         """Return the edit that sets a key; of one that is not known, the way in which to change it."""
